@@ -1,0 +1,1 @@
+"""What the network computes, shared by rollout and update."""
