@@ -1,8 +1,8 @@
 """What the policy did: one frozen, self-checking record per sampled trajectory.
 
 Field names follow DeepSpeed's per-sample rollout API (DeepSpeed#9037, unreleased at 0.19.8), so that a release can
-replace this file. Reward and advantage are not fields: they travel as `Scored(record, ...)`, and no record is half built.
-Standard library only.
+replace this file. Reward and advantage are not fields: they travel as `Scored(record, ...)`, so no record is ever half
+built. Standard library only.
 """
 
 from __future__ import annotations
