@@ -1,0 +1,153 @@
+"""The paged key/value cache and the attention over it: the torch reference, for any device and dtype.
+
+A page holds `page_size` tokens of one row, for every layer; a row's page table lists its pages in order. Page 0 belongs
+to nobody: padding of fixed-shape batches writes there. Who owns which page is the scheduler's business
+(`rollout.pages`), not this file's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from config import ConfigError, RolloutConfig
+from modeling.attention import Softmax
+
+
+class PagedCache:
+    """One tensor for all layers, so that a layer's slice is a view at a fixed address."""
+
+    def __init__(
+        self, config: PretrainedConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device | str
+    ):
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.page_size = page_size
+        self.num_pages = num_pages
+        # [L, 2, P, G, page_size, D]; zeros, since masked slots are read and 0 x NaN would be NaN
+        shape = (config.num_hidden_layers, 2, num_pages, heads, page_size, width)
+        self.kv = torch.zeros(shape, dtype=dtype, device=device)
+
+    @staticmethod
+    def bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return 2 * config.num_hidden_layers * heads * width * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """New tokens of one row: `length` of them from position `start`, whose keys go to `pages`."""
+
+    start: int
+    length: int
+    pages: Sequence[int]  # at least enough for start + length tokens
+
+
+class PagedRows:
+    """Writes new keys and values into the cache, then lets each row's queries attend to all of its own keys.
+
+    Rows of equal length attend together, so that one prompt does not pad every decoding row.
+    """
+
+    def __init__(self, cache: PagedCache, spans: Sequence[Span], softmax: Softmax):
+        self._cache, self._softmax = cache, softmax
+        device = cache.kv.device
+        offset, by_length = 0, {}  # type: ignore[var-annotated]
+        position_parts = []
+        for span in spans:
+            by_length.setdefault(_bucket(span.length), []).append((span, offset))
+            position_parts.append(torch.arange(span.start, span.start + span.length))
+            offset += span.length
+        self.positions = torch.cat(position_parts).to(device)  # [N]
+        self._groups = [_Group(rows, cache.page_size, device) for rows in by_length.values()]
+        slots = [torch.tensor(s.pages).repeat_interleave(cache.page_size)[s.start : s.start + s.length] for s in spans]
+        self._write_pages = torch.cat(slots).to(device)  # [N]
+        self._write_offsets = self.positions % cache.page_size  # [N]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        keys, values = self._cache.kv[layer]  # [P, G, page_size, D] each
+        keys[self._write_pages, :, self._write_offsets] = key.transpose(0, 1)
+        values[self._write_pages, :, self._write_offsets] = value.transpose(0, 1)
+        heads, tokens, width = query.shape
+        out = query.new_empty(tokens, heads, width)
+        for group in self._groups:
+            group.attend(out, query, keys, values, scaling, self._softmax)
+        return out
+
+
+def _bucket(length: int) -> int:
+    """Lengths that attend together: 1 alone, then powers of two."""
+    return 1 << (length - 1).bit_length()
+
+
+class _Group:
+    """Rows whose new tokens attend as one padded batch."""
+
+    def __init__(self, rows: list[tuple[Span, int]], page_size: int, device: torch.device):
+        spans = [span for span, _ in rows]
+        longest = max(span.length for span in spans)
+        ends = torch.tensor([span.start + span.length for span in spans])
+        num_pages = -(-int(ends.max()) // page_size)
+        # A shorter row repeats page 0, whose keys the mask hides.
+        table = [list(span.pages[:num_pages]) + [0] * (num_pages - len(span.pages)) for span in spans]
+        self._table = torch.tensor(table).to(device)  # [B, P]
+        steps = torch.arange(longest)
+        lengths = torch.tensor([span.length for span in spans])
+        starts = torch.tensor([span.start for span in spans])
+        real = steps[None] < lengths[:, None]  # [B, Q]
+        offsets = torch.tensor([offset for _, offset in rows])
+        # Padding queries repeat the row's last token: they cost nothing extra and are dropped below.
+        clipped = torch.minimum(steps[None], lengths[:, None] - 1)
+        self._queries = (offsets[:, None] + clipped).flatten().to(device)  # [B * Q] into the line
+        self._kept = None if bool(real.all()) else real.flatten().nonzero().flatten().to(device)
+        visible = torch.arange(num_pages * page_size)[None, None] <= (starts[:, None] + clipped)[:, :, None]
+        self._visible = visible.to(device)  # [B, Q, K]
+        self._batch, self._longest = len(spans), longest
+
+    def attend(
+        self, out: Tensor, query: Tensor, keys: Tensor, values: Tensor, scaling: float, softmax: Softmax
+    ) -> None:
+        """Fills this group's tokens of out [N, H, D]; query [H, N, D], keys and values [P, G, page_size, D]."""
+        shared = keys.shape[1]
+        per_key = query.shape[0] // shared
+        q = query.transpose(0, 1).index_select(0, self._queries)  # [B * Q, H, D]
+        q = q.unflatten(1, (shared, per_key)).unflatten(0, (self._batch, self._longest))  # [B, Q, G, H / G, D]
+        q = q.permute(0, 2, 3, 1, 4).flatten(2, 3)  # [B, G, H / G * Q, D]: a key head's queries side by side
+        k, v = (x[self._table].transpose(1, 2).flatten(2, 3) for x in (keys, values))  # [B, G, K, D]
+        mask = self._visible.repeat(1, per_key, 1)[:, None]  # [B, 1, H / G * Q, K]
+        result = softmax(q, k, v, mask, scaling)
+        result = result.unflatten(2, (per_key, self._longest)).permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
+        if self._kept is None:
+            out[self._queries] = result
+        else:
+            out[self._queries[self._kept]] = result[self._kept]
+
+
+def num_pages(
+    rollout: RolloutConfig, config: PretrainedConfig, dtype: torch.dtype, device: torch.device
+) -> int:  # fmt: skip
+    """Pages to allocate, the scratch page included. Raises ConfigError where not one full context fits.
+
+    rollout.kv_tokens rules where set. Otherwise every decode row gets a full context on CPU, and on CUDA
+    rollout.kv_memory_fraction of the memory that is free now (the engine is built), at most a context a trajectory.
+    """
+    context_pages = -(-rollout.context_length // rollout.page_size)
+    if rollout.kv_tokens is not None:
+        return 1 + rollout.kv_tokens // rollout.page_size
+    if device.type != "cuda":
+        return 1 + context_pages * rollout.decode_rows
+    page_bytes = PagedCache.bytes_per_token(config, dtype) * rollout.page_size
+    free, _ = torch.cuda.mem_get_info(device)
+    pages = int(free * rollout.kv_memory_fraction) // page_bytes
+    if pages <= context_pages:
+        raise ConfigError(
+            "rollout.kv_memory_fraction", rollout.kv_memory_fraction,
+            f"gives {pages * rollout.page_size} tokens of KV cache ({free / 1e9:.1f} GB are free), and one context "
+            f"takes rollout.context_length={rollout.context_length}; raise the fraction or shorten the context",
+        )  # fmt: skip
+    return 1 + min(pages, context_pages * rollout.trajectories_per_step)
