@@ -56,18 +56,24 @@ class PagedRows:
 
     def __init__(self, cache: PagedCache, spans: Sequence[Span], softmax: Softmax):
         self._cache, self._softmax = cache, softmax
-        device = cache.kv.device
-        offset, by_length = 0, {}  # type: ignore[var-annotated]
-        position_parts = []
-        for span in spans:
-            by_length.setdefault(_bucket(span.length), []).append((span, offset))
-            position_parts.append(torch.arange(span.start, span.start + span.length))
-            offset += span.length
-        self.positions = torch.cat(position_parts).to(device)  # [N]
-        self._groups = [_Group(rows, cache.page_size, device) for rows in by_length.values()]
-        slots = [torch.tensor(s.pages).repeat_interleave(cache.page_size)[s.start : s.start + s.length] for s in spans]
-        self._write_pages = torch.cat(slots).to(device)  # [N]
-        self._write_offsets = self.positions % cache.page_size  # [N]
+        device, page_size = cache.kv.device, cache.page_size
+        lengths = torch.tensor([span.length for span in spans])
+        starts = torch.tensor([span.start for span in spans])
+        ends = starts + lengths
+        offsets = lengths.cumsum(0) - lengths  # of each row in the line
+        row_of = torch.arange(len(spans)).repeat_interleave(lengths)  # [N]
+        positions = torch.arange(len(row_of)) - (offsets - starts)[row_of]  # [N]
+        num_pages = -(-int(ends.max()) // page_size)
+        # A shorter row repeats page 0, whose keys the mask hides.
+        table = torch.tensor([[*s.pages[:num_pages], *[0] * (num_pages - len(s.pages))] for s in spans])  # [B, P]
+        self.positions = positions.to(device)
+        self._write_pages = table[row_of, positions // page_size].to(device)  # [N]
+        self._write_offsets = (positions % page_size).to(device)  # [N]
+        buckets = torch.tensor([_bucket(span.length) for span in spans])
+        self._groups = []
+        for bucket in buckets.unique():
+            rows = (buckets == bucket).nonzero().flatten()
+            self._groups.append(_Group(starts[rows], lengths[rows], offsets[rows], table[rows], page_size, device))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         keys, values = self._cache.kv[layer]  # [P, G, page_size, D] each
@@ -88,26 +94,21 @@ def _bucket(length: int) -> int:
 class _Group:
     """Rows whose new tokens attend as one padded batch."""
 
-    def __init__(self, rows: list[tuple[Span, int]], page_size: int, device: torch.device):
-        spans = [span for span, _ in rows]
-        longest = max(span.length for span in spans)
-        ends = torch.tensor([span.start + span.length for span in spans])
-        num_pages = -(-int(ends.max()) // page_size)
-        # A shorter row repeats page 0, whose keys the mask hides.
-        table = [list(span.pages[:num_pages]) + [0] * (num_pages - len(span.pages)) for span in spans]
-        self._table = torch.tensor(table).to(device)  # [B, P]
-        steps = torch.arange(longest)
-        lengths = torch.tensor([span.length for span in spans])
-        starts = torch.tensor([span.start for span in spans])
+    def __init__(
+        self, starts: Tensor, lengths: Tensor, offsets: Tensor, table: Tensor, page_size: int, device: torch.device
+    ):
+        """starts, lengths, offsets in the line: [B]; table of pages: [B, P]."""
+        self._batch, self._longest = len(starts), int(lengths.max())
+        num_pages = -(-int((starts + lengths).max()) // page_size)
+        self._table = table[:, :num_pages].flatten().to(device)  # [B * P]
+        steps = torch.arange(self._longest)
         real = steps[None] < lengths[:, None]  # [B, Q]
-        offsets = torch.tensor([offset for _, offset in rows])
-        # Padding queries repeat the row's last token: they cost nothing extra and are dropped below.
-        clipped = torch.minimum(steps[None], lengths[:, None] - 1)
-        self._queries = (offsets[:, None] + clipped).flatten().to(device)  # [B * Q] into the line
-        self._kept = None if bool(real.all()) else real.flatten().nonzero().flatten().to(device)
-        visible = torch.arange(num_pages * page_size)[None, None] <= (starts[:, None] + clipped)[:, :, None]
+        # A padding query repeats the row's last token and is dropped below.
+        steps = torch.minimum(steps[None], lengths[:, None] - 1)  # [B, Q]
+        self._queries = (offsets[:, None] + steps).flatten().to(device)  # [B * Q] into the line
+        self._real = None if bool(real.all()) else real.flatten().nonzero().flatten().to(device)
+        visible = torch.arange(num_pages * page_size) <= (starts[:, None] + steps)[:, :, None]
         self._visible = visible.to(device)  # [B, Q, K]
-        self._batch, self._longest = len(spans), longest
 
     def attend(
         self, out: Tensor, query: Tensor, keys: Tensor, values: Tensor, scaling: float, softmax: Softmax
@@ -118,14 +119,19 @@ class _Group:
         q = query.transpose(0, 1).index_select(0, self._queries)  # [B * Q, H, D]
         q = q.unflatten(1, (shared, per_key)).unflatten(0, (self._batch, self._longest))  # [B, Q, G, H / G, D]
         q = q.permute(0, 2, 3, 1, 4).flatten(2, 3)  # [B, G, H / G * Q, D]: a key head's queries side by side
-        k, v = (x[self._table].transpose(1, 2).flatten(2, 3) for x in (keys, values))  # [B, G, K, D]
+        k, v = (self._gathered(x) for x in (keys, values))  # [B, G, K, D]
         mask = self._visible.repeat(1, per_key, 1)[:, None]  # [B, 1, H / G * Q, K]
         result = softmax(q, k, v, mask, scaling)
         result = result.unflatten(2, (per_key, self._longest)).permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
-        if self._kept is None:
+        if self._real is None:
             out[self._queries] = result
         else:
-            out[self._queries[self._kept]] = result[self._kept]
+            out[self._queries[self._real]] = result[self._real]
+
+    def _gathered(self, pages: Tensor) -> Tensor:
+        """[P, G, page_size, D] -> the rows' keys in order [B, G, K, D]; whole pages are copied, not elements."""
+        rows = pages.index_select(0, self._table).unflatten(0, (self._batch, -1))
+        return rows.transpose(1, 2).flatten(2, 3)
 
 
 def num_pages(
@@ -138,7 +144,7 @@ def num_pages(
     """
     context_pages = -(-rollout.context_length // rollout.page_size)
     if rollout.kv_tokens is not None:
-        return 1 + rollout.kv_tokens // rollout.page_size
+        return 1 - -rollout.kv_tokens // rollout.page_size
     if device.type != "cuda":
         return 1 + context_pages * rollout.decode_rows
     page_bytes = PagedCache.bytes_per_token(config, dtype) * rollout.page_size

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rollout.chat import Call, Chat
+from rollout.chat import Qwen3Chat
 from rollout.decoder import Decoder
 from rollout.episode import Episode, TurnEnd
 from rollout.noise import row_key
 from rollout.records import RolloutRecord, SamplingConfig, StopReason, ToolCall
 from rollout.scheduler import Scheduler
 from rollout.scheduler import Sequence as Slot
+from rollout.toolcall import Call, CallError
 
 
 class Tool(Protocol):
@@ -60,8 +61,8 @@ class _OpenTurn:
     episode: Episode
     slot: Slot
     ended: bool
-    calls: list[tuple[Call, int]]  # with its seed; an unreadable call has none to run
-    futures: list[concurrent.futures.Future[Any] | None]
+    calls: list[tuple[Call | CallError, int]]  # with the seed of each
+    futures: list[concurrent.futures.Future[Any] | None]  # None for a call that cannot be read
     submitted: float = field(default_factory=time.perf_counter)
 
     def is_done(self) -> bool:
@@ -74,7 +75,7 @@ class RolloutEngine:
     def __init__(
         self,
         decoder: Decoder,
-        chat: Chat,
+        chat: Qwen3Chat,
         tool: Tool | None,
         *,
         decode_rows: int,
@@ -121,7 +122,7 @@ class _Run:
     """The state of one `generate`."""
 
     def __init__(
-        self, chat: Chat, tool: Tool | None, scheduler: Scheduler, sampling: SamplingConfig, stats: RolloutStats
+        self, chat: Qwen3Chat, tool: Tool | None, scheduler: Scheduler, sampling: SamplingConfig, stats: RolloutStats
     ):
         self.scheduler, self.records = scheduler, []  # type: ignore[var-annotated]
         self._chat, self._tool, self._sampling, self._stats = chat, tool, sampling, stats
@@ -164,7 +165,7 @@ class _Run:
             self.scheduler.park(slot)
             self._open.append(self._submit_calls(slot, episode, ended, items))
 
-    def _submit_calls(self, slot: Slot, episode: Episode, ended: bool, items: Sequence[Any]) -> _OpenTurn:
+    def _submit_calls(self, slot: Slot, episode: Episode, ended: bool, items: Sequence[Call | CallError]) -> _OpenTurn:
         assert self._tool is not None
         calls, futures = [], []  # type: ignore[var-annotated]
         for number, item in enumerate(items):
@@ -189,7 +190,8 @@ class _Run:
         if any(call.status == "infra" for call in calls):
             self._finish(turn.slot, StopReason.TOOL_INFRA)
             return
-        suffix = self._chat.suffix_ids([call.text for call in calls], ended=turn.ended)
+        has_end = turn.episode.tokens[-1] == self._chat.end_of_turn_id  # a cut turn, or <|endoftext|>, lacks it
+        suffix = self._chat.suffix_ids([call.text for call in calls], ended=has_end)
         if turn.episode.has_room_for(suffix):
             turn.episode.append_suffix(suffix)
             self.scheduler.resume(turn.slot)
@@ -221,11 +223,10 @@ def call_seed(key: tuple[int, int], turn: int, call: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _tool_call(item: Any, seed: int, future: concurrent.futures.Future[Any] | None) -> ToolCall:
-    if future is None:
-        return ToolCall(name=item.name, code="", status="bad_call", text=item.message, seed=seed, wall_s=0.0)
-    result = future.result()
+def _tool_call(item: Call | CallError, seed: int, future: concurrent.futures.Future[Any] | None) -> ToolCall:
+    if isinstance(item, CallError) or future is None:
+        return ToolCall(name="", code="", status="bad_call", text=str(item), seed=seed, wall_s=0.0)
+    result, code = future.result(), item.arguments["code"]
     return ToolCall(
-        name=item.name, code=item.arguments["code"], status=result.status, text=result.text, seed=seed,
-        wall_s=result.wall_s,
+        name=item.name, code=code, status=result.status, text=result.text, seed=seed, wall_s=result.wall_s
     )  # fmt: skip

@@ -98,9 +98,12 @@ class Scheduler:
             if length > 1:
                 length = min(length, budget)
                 budget -= length
-            if length == 0 or not self._grow(sequence, sequence.computed + length):
+            if length == 0:
                 continue
-            planned.append((sequence, self._chunk(sequence, length)))
+            if self._grow(sequence, sequence.computed + length):
+                planned.append((sequence, self._chunk(sequence, length)))
+            else:
+                self._wait(sequence)  # older ones hold the pages; one of them may need this row to let go
         # What is planned keeps its pages: only older ones take, and they came first.
         self._remember_prompts(planned)
         return planned
@@ -196,9 +199,12 @@ class Scheduler:
         self.preemptions += 1
         self._release(sequence)
         if sequence.row is not None:
-            self._running.remove(sequence)
-            self._free_row(sequence)
-            bisect.insort(self._waiting, sequence, key=_order)
+            self._wait(sequence)
+
+    def _wait(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._free_row(sequence)
+        bisect.insort(self._waiting, sequence, key=_order)
 
     def _release(self, sequence: Sequence) -> None:
         self._allocator.release(sequence.pages)
