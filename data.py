@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from reward import check_answer
 from torch import Tensor
 
 from config import ConfigError, DataConfig
+from reward import check_answer
 from rollout.records import RolloutRecord, Scored
 
 
@@ -62,13 +62,10 @@ def _parse_line(path: str | Path, number: int, line: str, config: DataConfig) ->
     prompt, answer = row[config.prompt_field], row[config.answer_field]
     if not isinstance(prompt, str) or not prompt.strip():
         raise DataError(f"{where}: field {config.prompt_field!r} is {prompt!r}; it must be a non-empty string")
-    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
-        raise DataError(f"{where}: field {config.answer_field!r} is {answer!r}; it must be a string or a number")
     try:
-        check_answer(str(answer))
+        return Problem(prompt, check_answer(answer), number)
     except ValueError as error:
-        raise DataError(f"{where}: field {config.answer_field!r} is {answer!r}; {error}") from error
-    return Problem(prompt, str(answer), number)
+        raise DataError(f"{where}: field {config.answer_field!r}: {error}") from error
 
 
 def render_prompts(

@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _user_errors() -> tuple[type[Exception], ...]:
     """ConfigError at once; the rest only where their modules, which import torch, are loaded already."""
-    names = {"data": "DataError", "checkpoint": "CheckpointError", "trainer": "InfraError", "tools": "ToolError"}
+    names = {"data": "DataError", "checkpoint": "CheckpointError", "trainer": "InfraError", "tools": "SandboxError"}
     loaded = [getattr(sys.modules[m], n) for m, n in names.items() if m in sys.modules and hasattr(sys.modules[m], n)]
     return (ConfigError, *loaded)
 
@@ -106,10 +106,9 @@ def check_batch(config: Config, world_size: int) -> None:
 
 def load_data(config: Config, tokenizer: Any) -> tuple[Any, Any]:
     """The chat format and the problems with their rendered prompts. Raises DataError or ConfigError."""
+    from data import load_problems, render_prompts
     from rollout.chat import Qwen3Chat
     from tools import tool_schema
-
-    from data import load_problems, render_prompts
     from trainer import TrainingData
 
     tools = [tool_schema(config.tool)] if config.tool.enabled else []
@@ -178,14 +177,12 @@ def _device(config: Config) -> Any:
 
 def build_policy(config: Config, shape: Any, device: Any, chat: Any, tool: Any) -> tuple[Any, Any]:
     """The policy inside DeepSpeed, and the rollout engine over its live weights."""
-    from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
-
-    from policy import Policy, init_distributed
+    from policy import Policy, init_distributed, register_rollout_engine
     from rollout.cache import PagedCache, num_pages
     from rollout.decoder import EagerDecoder
     from rollout.engine import RolloutEngine
 
-    DeepSpeedRolloutEngine.register(RolloutEngine)
+    register_rollout_engine(RolloutEngine)
     init_distributed(device)
     policy = Policy(config, device)
     rollout = config.rollout

@@ -8,6 +8,8 @@ ranks; the learning rate follows the trainer's step counter, not DeepSpeed's (wh
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 from collections.abc import Sequence
@@ -19,14 +21,17 @@ os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidiactl
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from config import Config, ModelConfig
-from modeling.attention import IMPLEMENTATION, NO_MASK, SOFTMAX, Softmax, TrainingRows, check_supported
+from modeling.attention import IMPLEMENTATION, NO_MASK, SOFTMAX, Softmax, TrainingRows
 from modeling.logprob import TokenLogprobs, token_logprobs
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
+transformers_logging.disable_progress_bar()
 
 
 class PackedBatch(Protocol):
@@ -59,11 +64,9 @@ def init_distributed(device: torch.device) -> None:
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
 
 
-def load_model_config(config: ModelConfig) -> PretrainedConfig:
-    """The model's shape, without weights. Raises ValueError for a family whose attention is not supported."""
-    model_config = AutoConfig.from_pretrained(config.path)
-    check_supported(model_config)
-    return model_config
+def register_rollout_engine(engine: type) -> None:
+    """Makes `engine` an instance of DeepSpeed's `RolloutEngine` in the eyes of isinstance; nothing is inherited."""
+    DeepSpeedRolloutEngine.register(engine)
 
 
 def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrainedModel:
@@ -72,7 +75,7 @@ def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrai
     if not config.random_weights:
         model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype, attn_implementation=IMPLEMENTATION)
         return model.to(device)
-    shape = load_model_config(config)
+    shape = AutoConfig.from_pretrained(config.path)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=IMPLEMENTATION)
@@ -108,9 +111,10 @@ class Policy:
         softmax = SOFTMAX[config.model.attn_implementation]
         module = TokenLogprobModule(self.model, softmax, config.rollout.temperature)
         self.world_size = dist.get_world_size()
-        self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=module, optimizer=build_optimizer(self.model, config), config=deepspeed_settings(config)
-        )
+        with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here what its logger would not
+            self._engine, self._optimizer, _, _ = deepspeed.initialize(
+                model=module, optimizer=build_optimizer(self.model, config), config=deepspeed_settings(config)
+            )
 
     def eval(self) -> None:
         self._engine.module.eval()  # engine.eval() prints a latency line each time

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from reward import group_advantages, score_record
 
 import checkpoint
 from config import Config, TrainConfig
 from data import Problem, ProblemStream, collate
 from report.writers import RunWriter, console_line
+from reward import grade_trajectory, score
 from rollout.records import RolloutRecord, SamplingConfig, Scored, StopReason
 from update import UpdateStats, update
 
@@ -131,28 +131,18 @@ class Trainer:
 
     def _score(self, records: Sequence[RolloutRecord], indices: Sequence[int]) -> list[Scored]:
         """Rewards and group advantages of every record that the sandbox did not spoil."""
-        sound = [r for r in records if r.stop is not StopReason.TOOL_INFRA]
-        if len(records) - len(sound) > MAX_INFRA_SHARE * len(records):
+        spoilt = sum(r.stop is StopReason.TOOL_INFRA for r in records)
+        if spoilt > MAX_INFRA_SHARE * len(records):
             raise InfraError(
-                f"the sandbox failed in {len(records) - len(sound)} of {len(records)} trajectories of one step, "
-                f"more than {MAX_INFRA_SHARE:.0%}; see the tool report above"
+                f"the sandbox failed in {spoilt} of {len(records)} trajectories of one step, more than "
+                f"{MAX_INFRA_SHARE:.0%}; see the tool's report at the start of the run"
             )
-        groups: dict[int, list[tuple[RolloutRecord, float, str]]] = {}
-        for record in sound:
+        grades = []
+        for record in records:
             text = self.chat.decode(record.token_ids[record.final_turn.start : record.final_turn.end])
             answer = self.data.problems[indices[record.prompt_index]].answer
-            reward, reason = score_record(text, record.stop, answer)
-            groups.setdefault(record.prompt_index, []).append((record, reward, reason))
-        scored = []
-        for members in groups.values():
-            advantages = [0.0]  # one sample left of a group: nothing to compare it with
-            if len(members) > 1:
-                [advantages] = group_advantages([[m[1] for m in members]], self.config.reward.scale)
-            scored += [
-                Scored(record, reward, reason, advantage)
-                for (record, reward, reason), advantage in zip(members, advantages, strict=True)
-            ]
-        return scored
+            grades.append(grade_trajectory(text, record.stop, answer))
+        return score(records, grades, self.config.reward.scale)
 
     def _batches(self, scored: Sequence[Scored]) -> list[Any]:
         """This rank's micro-batches; empty where no group of the step has two different rewards."""
