@@ -23,7 +23,12 @@ IMPLEMENTATION = "packed_rows"
 # Passed as `attention_mask`: a mapping tells Hugging Face that masks are ready, so none is built.
 NO_MASK: dict[str, None] = {"full_attention": None, "sliding_attention": None}
 
-# (query [B, G, Q, D], key [B, G, K, D], value [B, G, K, D], mask [B, 1, Q, K] or None for causal, scaling) -> [B, G, Q, D]
+# CPU matrix products take another path, with other roundings, below 4 rows; vectorised loops treat a rest of less than
+# 16 keys apart. Both phases keep clear of these, and a token's fp32 result is then the same bits alone or in a batch.
+MIN_ROWS = 4
+KEY_MULTIPLE = 16
+
+# Shapes: query [B, G, Q, D], key and value [B, G, K, D], mask [B, 1, Q, K] or None for causal, scaling -> [B, G, Q, D].
 Softmax = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 
 
@@ -63,6 +68,10 @@ def check_supported(config: PretrainedConfig) -> None:
         )
 
 
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
 SUPPORTED_FAMILIES = {"qwen3", "qwen2", "llama"}
 
 
@@ -93,7 +102,7 @@ class TrainingRows:
     def __init__(self, lengths: Sequence[int], softmax: Softmax, device: torch.device | str = "cpu"):
         """lengths: tokens of each row; they sum to N."""
         self._softmax = softmax
-        self._batch, self._longest = len(lengths), max(lengths)
+        self._batch, self._longest = len(lengths), round_up(max(lengths), KEY_MULTIPLE)
         steps = torch.arange(self._longest)
         counts = torch.tensor(list(lengths))
         starts = counts.cumsum(0) - counts

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from modeling.attention import MIN_ROWS
+
 CHUNK_LOGITS = 1 << 25  # logits held at once: 134 MB in fp32, 220 rows at V = 151,936
 
 
@@ -25,7 +27,10 @@ class TokenLogprobs:
 
 def head_logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
     """hidden [M, H], weight [V, H] -> fp32 logits over the temperature [M, V]; temperature 0 (greedy) leaves them."""
-    logits = F.linear(hidden, weight).float()
+    count = hidden.shape[0]
+    if count < MIN_ROWS:
+        hidden = F.pad(hidden, (0, 0, 0, MIN_ROWS - count))
+    logits = F.linear(hidden, weight)[:count].float()
     return logits if temperature in (0.0, 1.0) else logits / temperature
 
 

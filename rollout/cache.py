@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PretrainedConfig
 
 from config import ConfigError, RolloutConfig
-from modeling.attention import Softmax
+from modeling.attention import KEY_MULTIPLE, MIN_ROWS, Softmax, round_up
 
 
 class PagedCache:
@@ -63,7 +64,7 @@ class PagedRows:
         offsets = lengths.cumsum(0) - lengths  # of each row in the line
         row_of = torch.arange(len(spans)).repeat_interleave(lengths)  # [N]
         positions = torch.arange(len(row_of)) - (offsets - starts)[row_of]  # [N]
-        num_pages = -(-int(ends.max()) // page_size)
+        num_pages = -(-round_up(int(ends.max()), KEY_MULTIPLE) // page_size)
         # A shorter row repeats page 0, whose keys the mask hides.
         table = torch.tensor([[*s.pages[:num_pages], *[0] * (num_pages - len(s.pages))] for s in spans])  # [B, P]
         self.positions = positions.to(device)
@@ -99,7 +100,7 @@ class _Group:
     ):
         """starts, lengths, offsets in the line: [B]; table of pages: [B, P]."""
         self._batch, self._longest = len(starts), int(lengths.max())
-        num_pages = -(-int((starts + lengths).max()) // page_size)
+        num_pages = -(-round_up(int((starts + lengths).max()), KEY_MULTIPLE) // page_size)
         self._table = table[:, :num_pages].flatten().to(device)  # [B * P]
         steps = torch.arange(self._longest)
         real = steps[None] < lengths[:, None]  # [B, Q]
@@ -121,7 +122,10 @@ class _Group:
         q = q.permute(0, 2, 3, 1, 4).flatten(2, 3)  # [B, G, H / G * Q, D]: a key head's queries side by side
         k, v = (self._gathered(x) for x in (keys, values))  # [B, G, K, D]
         mask = self._visible.repeat(1, per_key, 1)[:, None]  # [B, 1, H / G * Q, K]
-        result = softmax(q, k, v, mask, scaling)
+        spare = -q.shape[2] % MIN_ROWS  # a multiple, since the kernel cuts queries into blocks of 32
+        if spare:
+            q, mask = F.pad(q, (0, 0, 0, spare)), F.pad(mask, (0, 0, 0, spare), value=True)
+        result = softmax(q, k, v, mask, scaling)[:, :, : per_key * self._longest]
         result = result.unflatten(2, (per_key, self._longest)).permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
         if self._real is None:
             out[self._queries] = result

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from modeling.attention import NO_MASK, SOFTMAX
+from modeling.attention import MIN_ROWS, NO_MASK, SOFTMAX
 from modeling.logprob import head_logits
 from rollout.cache import PagedCache, PagedRows, Span
 from rollout.sampler import sample
@@ -42,8 +42,13 @@ class EagerDecoder:
     @torch.no_grad()
     def run(self, chunks: Sequence[Chunk], temperature: float) -> Draws:
         device = self._cache.kv.device
-        rows = PagedRows(self._cache, [Span(c.start, len(c.token_ids), c.pages) for c in chunks], self._softmax)
-        ids = torch.tensor([[token for c in chunks for token in c.token_ids]], device=device)  # [1, N]
+        spans = [Span(c.start, len(c.token_ids), c.pages) for c in chunks]
+        line = [token for c in chunks for token in c.token_ids]
+        if len(line) < MIN_ROWS:  # see there; the scratch page takes the keys
+            spans.append(Span(0, MIN_ROWS, [0]))
+            line += [0] * MIN_ROWS
+        rows = PagedRows(self._cache, spans, self._softmax)
+        ids = torch.tensor([line], device=device)  # [1, N]
         hidden = self._model.base_model(
             input_ids=ids, position_ids=rows.positions[None], attention_mask=NO_MASK, use_cache=False, rows=rows
         ).last_hidden_state[0]  # [N, H]
