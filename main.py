@@ -144,11 +144,14 @@ def check_model(config: Config) -> Any:
 
 
 def _from_hub(name: str, path: str, loader: Any, other_path: str = "") -> Any:
+    path = other_path or path
+    hub_name = path.count("/") == 1 and path[0] not in "/.~"
+    if not Path(path).is_dir() and not hub_name:
+        raise ConfigError(name, path, "is neither a folder nor a hub name of the form organisation/model")
     try:
-        return loader.from_pretrained(other_path or path)
+        return loader.from_pretrained(path)
     except (OSError, ValueError) as error:
-        reason = str(error).split("\n")[0]
-        raise ConfigError(name, other_path or path, f"is not a model folder or hub name ({reason})") from error
+        raise ConfigError(name, path, f"cannot be loaded: {str(error).splitlines()[0]}") from error
 
 
 def start_tool(config: Config, rank: int) -> Any:

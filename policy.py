@@ -81,6 +81,12 @@ def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrai
         return AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=IMPLEMENTATION)
 
 
+def enable_checkpointing(model: PreTrainedModel) -> None:
+    """Recomputes each layer in the backward pass; non-reentrant, since a tied head's gradient must arrive once."""
+    renamed = getattr(model, "activation_checkpointing_enable", None)  # transformers 5.24's name for it
+    (renamed or model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+
 class TokenLogprobModule(nn.Module):
     """What DeepSpeed wraps: a packed batch in, log-probabilities of its sampled tokens out."""
 
@@ -107,7 +113,7 @@ class Policy:
         self.config, self.device = config, device
         self.model = build_model(config.model, config.train.seed, device)
         if config.model.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            enable_checkpointing(self.model)
         softmax = SOFTMAX[config.model.attn_implementation]
         module = TokenLogprobModule(self.model, softmax, config.rollout.temperature)
         self.world_size = dist.get_world_size()
