@@ -222,8 +222,10 @@ class Qwen3Chat:
     def _probe_end_of_turn(self) -> str:
         before = self._tool_frame.before
         end = next((text for text in sorted(self._controls, key=len, reverse=True) if before.startswith(text)), None)
-        if end is None:
-            raise ChatTemplateError(f"an assistant turn must end in one special token; the template has {before!r}")
+        _require(end is not None, f"an assistant turn must end in one special token, this one ends in {before!r}")
+        assert end is not None
+        if self._encode(end) != [self._controls[end]]:
+            raise ChatTemplateError(f"the tokenizer splits {end!r}; use it with split_special_tokens=False")
         return end
 
     def _probe_tokens(self) -> None:
