@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -327,3 +328,39 @@ def test_any_sampled_turn_decodes_and_every_parsed_item_can_be_answered(chat, to
     items = chat.parse(chat.decode(ids)).items
     if items:
         chat.suffix_ids([str(item) for item in items], ended=bool(ids) and ids[-1] == chat.end_of_turn_id)
+
+
+def fuzzed_text(draw, literals):
+    """Text of control strings, whole, cut, doubled inside each other and with characters slipped in."""
+    parts = []
+    for _ in range(draw.randrange(8)):
+        part = draw.choice(literals)
+        at = draw.randrange(len(part) + 1)
+        part = draw.choice([part, part[:at], part[at:], part[:at] + draw.choice(literals) + part[at:]])
+        parts.append(part + draw.choice(["", "\n", " ", "\u200b", "\u0301", "\ud800", "\0", "\ufeff", "π", "7"]))
+    return "".join(parts)
+
+
+def fuzz(tokenizer, tools, rounds):
+    chat = Qwen3Chat(tokenizer, tools)
+    added = tokenizer.added_tokens_decoder
+    literals = [token.content for token in added.values()] + PIECES
+    marks = {i for i, token in added.items() if token.content.startswith("<")}
+    frame = {n: [i for i in chat.suffix_ids(["x"] * n, ended=False) if i in marks] for n in (1, 2, 3)}
+    draw = random.Random(0)
+    for _ in range(rounds):
+        results = [fuzzed_text(draw, literals) for _ in range(draw.randint(1, 3))]
+        ids = chat.suffix_ids(results, ended=False)
+        assert [i for i in ids if i in marks] == frame[len(results)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("normalized", [False, True])
+def test_a_hundred_thousand_fuzzed_tool_texts_add_no_control_token(normalized):
+    fuzz(build_tokenizer(normalized=normalized), TOOLS, 100_000)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_fuzzed_tool_texts_add_no_control_token_of_the_real_tokenizer(real_tokenizer):
+    real_tokenizer.chat_template = HYBRID
+    fuzz(real_tokenizer, HANDED["meta"]["tools"], 100_000)

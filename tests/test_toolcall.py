@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,36 @@ def test_any_text_parses_and_whatever_runs_was_closed_outside_thinking(text):
 def test_well_formed_calls_come_back_exactly(codes):
     assert outcome("so\n" + "\n".join(map(call, codes))) == codes
     assert outcome("<think>x</think>" + "then".join(map(call, codes)) + "\n") == codes
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_fuzzed_turns_parse_without_an_exception():
+    draw = random.Random(0)
+    texts = [case["text"] for case in HANDED if len(case["text"]) < 1000]
+    pieces = [
+        *TAGS,
+        *'{}[]"\\,:0',
+        "\\u",
+        "\\ud800",
+        '"code"',
+        '"arguments"',
+        '"name"',
+        "null",
+        "-1e999",
+        "<|im_end|>",
+    ]
+    calls = errors = 0
+    for _ in range(100_000):
+        text = draw.choice(texts) + draw.choice(["", "", draw.choice(texts)])
+        for _ in range(draw.randrange(5)):
+            at = draw.randrange(len(text) + 1)
+            text = text[:at] + draw.choice(pieces) + text[at + draw.randrange(4) :]
+        parsed = parse_calls(text, SCHEMAS)
+        calls, errors = calls + len(parsed.calls), errors + len(parsed.errors)
+        for item in parsed.items:
+            if isinstance(item, Call):
+                assert item.name == "python" and item.arguments["code"].encode() is not None
+            else:
+                assert len(str(item)) < 300
+        assert parse_calls("<think>" + text.replace("/", ""), SCHEMAS).items == ()
+    assert calls > 10_000 and errors > 10_000, "the fuzz must reach both"
