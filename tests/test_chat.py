@@ -256,7 +256,7 @@ BAD_TEMPLATES = {
     "counts messages": (HYBRID.replace("{%- if tools %}", "{{- messages|length }}{%- if tools %}", 1), "prompt"),
     "no header": (HYBRID.replace("add_generation_prompt", "false"), "assistant header"),
     "other header": (HYBRID.replace("{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>model\\n' }}"), "header"),
-    "no end token": (HYBRID.replace("<|im_end|>", "\\n\\n"), "one special token"),
+    "no end token": (HYBRID.replace("<|im_end|>", "\\n\\n"), "special token"),
     "other dialect": (HYBRID.replace('<tool_call>\\n{"name": "', "<function="), "writes a call"),
 }
 

@@ -93,6 +93,12 @@ def test_a_call_after_a_tag_mentioned_in_thinking_still_runs():
     assert outcome('<tool_call>{"na\n</think>\n' + call("1")) == ["1"]
 
 
+def test_a_string_that_reaches_into_the_next_block_joins_nothing():
+    assert outcome('<tool_call>"</tool_call> <tool_call>"</tool_call>') == ["malformed_json"] * 2
+    missing_quote = '<tool_call>{"name": "python", "arguments": {"code": "1}}</tool_call>\n'
+    assert outcome(missing_quote + call("2")) == ["malformed_json", "2"]
+
+
 def test_an_end_of_thinking_inside_a_garbled_call_does_not_swallow_its_error():
     assert outcome("<tool_call>\n{\"name\": \"python\", 'x': '</think>'}\n</tool_call>") == ["malformed_json"]
     assert outcome('<tool_call>\n{"name": "python", "arguments": {"code": "s = \'</think>') == ["unclosed"]
@@ -156,6 +162,14 @@ def test_arguments_are_checked_by_the_types_of_the_schema():
     for arguments in ('{"n": true}', '{"n": 1.5}', '{"b": 0}', '{"x": false}', '{"x": "1"}'):
         parsed = parse_calls(wrap(f'{{"name": "f", "arguments": {arguments}}}'), schemas)
         assert [e.code for e in parsed.errors] == [CallErrorCode.BAD_ARGUMENTS]
+
+
+def test_arguments_nested_to_any_depth_never_raise():
+    for depth in (10, 300, 600, 900, 940, 960, 980, 990, 1000, 5000):
+        for inner in ("1", '"\\ud800"'):
+            nested = "[" * depth + inner + "]" * depth
+            assert len(outcome(wrap(f'{{"name": "python", "arguments": {{"code": "1", "x": {nested}}}}}'))) == 1
+    assert outcome(wrap('{"name": "python", "arguments": {"code": "1", "x": {"\\udfff": 1}}}')) == ["bad_arguments"]
 
 
 def test_without_tools_every_call_is_an_error():
