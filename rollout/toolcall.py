@@ -1,9 +1,9 @@
 """Tool calls in the text of one assistant turn, in the Qwen3 (Hermes) markup: `<tool_call>` JSON `</tool_call>`.
 
-Invariants: whatever the text, `parse_calls` returns and takes time linear in its length; calls and errors keep their
-order, so that each gets its own answer in that order; nothing inside thinking is a call; what cannot be read with
-certainty is an error that the model is shown, never a guess that runs. Tags are read where they structure the text,
-not inside a JSON string: code may print `</think>` or `</tool_call>`.
+Invariants: whatever the text, `parse_calls` returns, and soon (no text is scanned twice, but for the line count in a
+JSON error); calls and errors keep their order, so that each gets its own answer in that order; nothing inside thinking
+is a call; what cannot be read with certainty is an error that the model is shown, never a guess that runs. Tags are
+read where they structure the text, not inside a JSON string: code may print `</think>` or `</tool_call>`.
 
 Left out: other dialects (their markup inside the tags is an error) and a limit on the number of calls, which
 `rollout.max_new_tokens` bounds. Standard library only.
@@ -75,9 +75,7 @@ class ToolSchemas:
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]):
-        self._parameters = {
-            tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools
-        }  # fmt: skip
+        self._parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
         self.names = tuple(self._parameters)
         self.hint = "; this turn may call no tool"
         if self.names:

@@ -347,11 +347,15 @@ def fuzz(tokenizer, tools, rounds):
     literals = [token.content for token in added.values()] + PIECES
     marks = {i for i, token in added.items() if token.content.startswith("<")}
     frame = {n: [i for i in chat.suffix_ids(["x"] * n, ended=False) if i in marks] for n in (1, 2, 3)}
+    normal = tokenizer.backend_tokenizer.normalizer.normalize_str
     draw = random.Random(0)
     for _ in range(rounds):
         results = [fuzzed_text(draw, literals) for _ in range(draw.randint(1, 3))]
         ids = chat.suffix_ids(results, ended=False)
         assert [i for i in ids if i in marks] == frame[len(results)]
+        visible = [text.replace("\u200b", "").replace("\ud800", "\ufffd") for text in results]
+        shown = normal(tokenizer.decode(ids).replace("\u200b", ""))
+        assert all(f"<tool_response>\n{normal(text)}\n</tool_response>" in shown for text in visible)
 
 
 @pytest.mark.slow
