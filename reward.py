@@ -150,12 +150,9 @@ def score(records: Sequence[RolloutRecord], grades: Sequence[Grade], scale: Lite
         values = group_advantages([rewards], scale)[0] if len(members) > 1 else [0.0]
         advantage.update(zip(members, values, strict=True))
     return [
-        Scored(
-            record=records[index], reward=reward_of(grades[index]), reason=grades[index].reason.value,
-            advantage=advantage[index],
-        )
-        for index in sorted(advantage)
-    ]  # fmt: skip
+        Scored(record=records[i], reward=reward_of(grades[i]), reason=grades[i].reason.value, advantage=advantage[i])
+        for i in sorted(advantage)
+    ]
 
 
 def count_reasons(grades: Iterable[Grade]) -> dict[str, int]:
@@ -223,7 +220,6 @@ def _closing_brace(text: str, begin: int) -> int | None:
 # Spacing that LaTeX sets narrower than a blank. A line break (two backslashes) is matched first, and kept.
 _SPACING = re.compile(r"\\\\|\\[,!;:]|~")
 _WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{|\\.|[{}]", re.DOTALL)
-_LOOSE_BLANK = re.compile(r" (?![0-9A-Za-z])|(?<![0-9A-Za-z]) ")
 _EDGE = "$" + "".join(char for char in map(chr, range(0x3001)) if char.isspace())
 _PEELS = 4  # layers of dollars, periods and braces around one answer; deeper ones are no answer
 
@@ -233,9 +229,7 @@ def _clean(text: str) -> str:
     text = text.replace("\u2212", "-").replace("{,}", ",").replace("\\$", "$")
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     text = _SPACING.sub(lambda match: match[0] if match[0] == "\\\\" else "", text)
-    text = _peel(_unwrap(text))
-    # Blanks between symbols mean nothing; one between letters or digits stays: "4 2" is not 42.
-    return _LOOSE_BLANK.sub("", " ".join(text.split()))
+    return " ".join(_peel(_unwrap(text)).split())
 
 
 def _unwrap(text: str) -> str:
@@ -275,14 +269,17 @@ def _peel(text: str) -> str:
 _DIGITS = r"(?:(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
 _GROUP = rf"(?:\{{\s*([+-]?{_DIGITS})\s*\}}|([0-9]))"
 _NUMBER = re.compile(rf"([+-]?)\s*(?:({_DIGITS})(?:\s*/\s*([+-]?{_DIGITS}))?|\\frac\s*{_GROUP}\s*{_GROUP})")
+_LOOSE_BLANK = re.compile(r" (?![0-9A-Za-z])|(?<![0-9A-Za-z]) ")
 _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
 
 def _equal(one: str, other: str) -> bool:
-    """As numbers where both are, exactly; else as strings."""
+    """As numbers where both are, exactly; else as strings, in which blanks count only between letters or digits."""
     first, second = _number(one), _number(other)
+    if first is None and second is None:
+        return _LOOSE_BLANK.sub("", one) == _LOOSE_BLANK.sub("", other)
     if first is None or second is None:
-        return one == other
+        return False
     return _EXACT.multiply(first[0], second[1]) == _EXACT.multiply(second[0], first[1])
 
 

@@ -72,6 +72,7 @@ class Qwen3Chat:
         self._tools = [dict(tool) for tool in tools]
         self._enable_thinking = enable_thinking
         self._schemas = ToolSchemas(self._tools)
+        self._expected: dict[tuple[_Frame, int], list[int]] = {}
         self._read_control_tokens()
         self._history, self._header = self._probe_prompt()
         self._tool_frame = self._probe_frame("tool", _RESULTS)
@@ -159,7 +160,6 @@ class Qwen3Chat:
         self._control_ids = frozenset(self._controls.values())
         literals = sorted({*control, *_MARKUP}, key=len, reverse=True)
         self._control_pattern = re.compile("|".join(map(re.escape, literals)))
-        self._expected: dict[tuple[_Frame, int], list[int]] = {}
         # A token matched after normalisation could hide in text that only becomes its string by normalisation.
         matched_late = any(token.normalized for _, token in control.values())
         self._normalizer = self._tokenizer.backend_tokenizer.normalizer if matched_late else None
@@ -173,7 +173,8 @@ class Qwen3Chat:
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             roles = ", ".join(message["role"] for message in messages)
             raise ChatTemplateError(
-                f"the chat template cannot render the roles {roles} ({error}); use a template with tool messages"
+                f"chat template: cannot render messages of {roles} ({error}); "
+                "give each a string as content, or use a template with tool messages"
             ) from error
 
     def _probe_prompt(self) -> tuple[str, str]:
@@ -186,7 +187,7 @@ class Qwen3Chat:
         return history, opened[len(history) :]
 
     def _probe_frame(self, role: str, contents: Sequence[str]) -> _Frame:
-        """The template's own text around messages of `role`, checked on one message, several, and a second round."""
+        """The template's own text around messages of `role`. Several contents also show what stands between them."""
         turn = _TURN["content"]
         one = self._render([*_ASK, _TURN, {"role": role, "content": contents[0]}], open_turn=True)
         _require(one.startswith(self._history), f"a later {role} message changes the prompt before it")
@@ -223,7 +224,11 @@ class Qwen3Chat:
         before = self._tool_frame.before
         end = next((text for text in sorted(self._controls, key=len, reverse=True) if before.startswith(text)), None)
         if end is None:
-            raise ChatTemplateError(f"an assistant turn must end in one special token; the template has {before!r}")
+            raise ChatTemplateError(
+                f"chat template: an assistant turn ends in {before!r}; use one that ends it in a special token"
+            )
+        if self._encode(end) != [self._controls[end]]:
+            raise ChatTemplateError(f"the tokenizer splits {end!r}; use it with split_special_tokens=False")
         return end
 
     def _probe_tokens(self) -> None:

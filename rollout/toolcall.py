@@ -1,9 +1,9 @@
 """Tool calls in the text of one assistant turn, in the Qwen3 (Hermes) markup: `<tool_call>` JSON `</tool_call>`.
 
-Invariants: whatever the text, `parse_calls` returns and takes time linear in its length; calls and errors keep their
-order, so that each gets its own answer in that order; nothing inside thinking is a call; what cannot be read with
-certainty is an error that the model is shown, never a guess that runs. Tags are read where they structure the text,
-not inside a JSON string: code may print `</think>` or `</tool_call>`.
+Invariants: whatever the text, `parse_calls` returns, and soon (no text is scanned twice, but for the line count in a
+JSON error); calls and errors keep their order, so that each gets its own answer in that order; nothing inside thinking
+is a call; what cannot be read with certainty is an error that the model is shown, never a guess that runs. Tags are
+read where they structure the text, not inside a JSON string: code may print `</think>` or `</tool_call>`.
 
 Left out: other dialects (their markup inside the tags is an error) and a limit on the number of calls, which
 `rollout.max_new_tokens` bounds. Standard library only.
@@ -75,9 +75,7 @@ class ToolSchemas:
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]):
-        self._parameters = {
-            tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools
-        }  # fmt: skip
+        self._parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
         self.names = tuple(self._parameters)
         self.hint = "; this turn may call no tool"
         if self.names:
@@ -95,9 +93,7 @@ class ToolSchemas:
             wanted = parameters.get("properties", {}).get(field, {}).get("type")
             if isinstance(wanted, str) and not _has_type(value, wanted):
                 return f'"{_short(field)}" must be of type {wanted}'
-        try:
-            json.dumps(arguments, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
+        if _holds_lone_surrogate(arguments):
             return "half of a surrogate pair is no character"
         return None
 
@@ -112,6 +108,21 @@ def _has_type(value: Any, wanted: str) -> bool:
     return isinstance(value, expected) and (wanted == "boolean" or expected is object or not isinstance(value, bool))
 
 
+def _holds_lone_surrogate(value: Any) -> bool:
+    """Whether some string inside a JSON value cannot be encoded: neither the tool nor a log could take it."""
+    pending = [value]  # a list, since what the decoder's C stack could nest might not fit Python's
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict):
+            pending += [*item, *item.values()]
+        elif isinstance(item, list):
+            pending += item
+        elif isinstance(item, str) and _SURROGATE.search(item):
+            return True
+    return False
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 # strict=False: a raw line break or tab inside a string stands for itself, so code written with real lines still runs.
 _JSON = json.JSONDecoder(strict=False)
 _TAG = re.compile(f"{CALL_OPEN}|{THINK_OPEN}|{THINK_CLOSE}")
@@ -157,7 +168,7 @@ def _read_block(text: str, start: int, last_close: int, schemas: ToolSchemas) ->
         if mark >= 0:
             return None, mark
         if close < 0:
-            return CallError(CallErrorCode.UNCLOSED, f"no end tag, so nothing was run{schemas.hint}"), stop
+            return CallError(CallErrorCode.UNCLOSED, f"the call has no end tag, so it was not run{schemas.hint}"), stop
         message = f"{problem or 'text after the JSON value'}{schemas.hint}"
         return CallError(CallErrorCode.MALFORMED_JSON, message), close + len(CALL_CLOSE)
     return _check(value, schemas), close + len(CALL_CLOSE)
