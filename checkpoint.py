@@ -1,9 +1,9 @@
 """Checkpoints that are complete or absent.
 
 A checkpoint is a folder `checkpoints/step_N`: the Hugging Face copy (config, weights, tokenizer, chat template), the
-engine's state of every rank under `engine/`, and `state.json`, written last. It is written beside its place and renamed;
-`latest` names it only afterwards. No random stream runs across steps (order, noise and tool seeds are functions of the
-step), so step and world size are the whole of the remaining state.
+engine's state of every rank under `engine/`, and `state.json`, written last. It is written beside its place and
+renamed; `latest` names it only afterwards. No random stream runs across steps (order, noise and tool seeds are
+functions of the step), so step and world size are the whole of the remaining state.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def load(folder: Path, policy: SavablePolicy) -> int:
     state = json.loads((folder / "state.json").read_text())
     if state["world_size"] != policy.world_size:
         raise CheckpointError(
-            f"{folder}: written by {state['world_size']} ranks, and this run has {policy.world_size}; optimizer shards "
-            f"do not carry over. Resume on {state['world_size']} ranks, or start a new run with model.path={folder}"
+            f"{folder}: written by {state['world_size']} ranks, and this run has {policy.world_size}; optimizer "
+            f"shards do not carry over. Resume on {state['world_size']} ranks, or start a new run with model.path={folder}"
         )
     policy.load(folder)
     return state["step"]

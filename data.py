@@ -1,8 +1,8 @@
 """Problems in, packed training batches out.
 
 `load_problems` checks a JSONL file line by line; `ProblemStream` gives the problems of any step as a pure function of
-(seed, step), so that the data cursor is the step counter itself; `collate` deals scored records to ranks and packs them
-into micro-batches. Masks and lengths come from the records, never from pad or end ids.
+(seed, step), so that the data cursor is the step counter itself; `collate` deals scored records to ranks and packs
+them into micro-batches. Masks and lengths come from the records, never from pad or end ids.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def render_prompts(
             prompts.append(ids)
         elif over_long == "refuse":
             raise DataError(
-                f"{path}, line {problem.line}: the prompt has {len(ids)} tokens, {limit} fit beside one sampled token; "
-                "raise rollout.context_length, shorten it, or set data.over_long_prompts to 'drop'"
+                f"{path}, line {problem.line}: the prompt has {len(ids)} tokens, {limit} fit beside one sampled "
+                "token; raise rollout.context_length, shorten it, or set data.over_long_prompts to 'drop'"
             )
     if not kept:
         raise DataError(f"{path}: all {len(problems)} prompts are longer than {limit} tokens")
@@ -137,7 +137,12 @@ class ResponseTokenBatch:
         cls, records: Sequence[RolloutRecord], advantages: Sequence[float], weights: Sequence[float]
     ) -> ResponseTokenBatch:
         """advantages, weights: one of each record, given to each of its sampled tokens."""
-        ids, positions, predictors, targets, behaviour, row_of = [], [], [], [], [], []
+        ids: list[int] = []
+        positions: list[int] = []
+        predictors: list[int] = []
+        targets: list[int] = []
+        behaviour: list[float] = []
+        row_of: list[int] = []
         for row, record in enumerate(records):
             base = len(ids)
             ids.extend(record.token_ids[:-1])

@@ -1,7 +1,7 @@
 """Policy losses as pure functions over the trained tokens of a micro-batch, [N].
 
-Each token carries a weight that already holds the global denominator, so a sum over micro-batches and ranks is the loss
-of the whole step whatever the split. Advantages are constants.
+Each token carries a weight that already holds the global denominator, so a sum over micro-batches and ranks is the
+loss of the whole step whatever the split. Advantages are constants.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidiactl") else "cpu")
 
@@ -74,7 +74,7 @@ def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrai
     dtype = getattr(torch, config.dtype)
     if not config.random_weights:
         model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype, attn_implementation=IMPLEMENTATION)
-        return model.to(device)
+        return model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` without its signature
     shape = AutoConfig.from_pretrained(config.path)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
@@ -169,7 +169,7 @@ class Policy:
 def build_optimizer(model: PreTrainedModel, config: Config) -> torch.optim.Optimizer:
     """AdamW; vectors (norms, biases) and the embedding are not decayed."""
     train = config.train
-    embedding = model.get_input_embeddings().weight
+    embedding = cast(Tensor, model.get_input_embeddings().weight)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if train.weight_decay == 0:
         groups = [{"params": parameters, "weight_decay": 0.0}]

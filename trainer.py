@@ -1,7 +1,7 @@
 """The step and the run: sample, score, update, write.
 
-Every rank samples its share of the step's prompts; the records are then gathered, sorted and scored on all ranks alike,
-so that a step's numbers do not depend on the number of ranks or on how long tools took.
+Every rank samples its share of the step's prompts; the records are then gathered, sorted and scored on all ranks
+alike, so that a step's numbers do not depend on the number of ranks or on how long tools took.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A batch is always one packed line of N tokens, `input_ids [1, N]`: rows lie end to end, nothing is padded, and no row
 sees another. The model's own modules run unchanged; they hand queries, keys and values to `packed_attention`, which
-passes them to the `rows` object that the caller put into the forward's keyword arguments. `TrainingRows` (here) attends
-within each row; `rollout.cache.PagedRows` also writes and reads the paged cache; CUDA decode brings its own.
+passes them to the `rows` object that the caller put into the forward's keyword arguments. `TrainingRows` (here)
+attends within each row; `rollout.cache.PagedRows` also writes and reads the paged cache; CUDA decode brings its own.
 Because one object decides, rollout and update cannot drift apart silently.
 
 Left out: sliding windows and attention sinks (refused by `check_supported`).
@@ -28,7 +28,8 @@ NO_MASK: dict[str, None] = {"full_attention": None, "sliding_attention": None}
 MIN_ROWS = 4
 KEY_MULTIPLE = 16
 
-# Shapes: query [B, G, Q, D], key and value [B, G, K, D], mask [B, 1, Q, K] or None for causal, scaling -> [B, G, Q, D].
+# Shapes: query [B, G, Q, D], key and value [B, G, K, D], mask [B, 1, Q, K] or None for causal, scaling -> [B, G, Q,
+# D].
 Softmax = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 
 

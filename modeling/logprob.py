@@ -1,8 +1,8 @@
 """The one definition of a token's log-probability, used for sampling and for training.
 
-Logits are the LM head's product in the model dtype, raised to fp32, then divided by the temperature; the log-softmax is
-fp32. `token_logprobs` walks the head by chunks and recomputes each in the backward pass (non-reentrant: with a tied head
-ZeRO-2 refuses a gradient that arrives twice), so that no more than one chunk of logits exists at a time.
+Logits are the LM head's product in the model dtype, raised to fp32, then divided by the temperature; the log-softmax
+is fp32. `token_logprobs` walks the head by chunks and recomputes each in the backward pass (non-reentrant: with a tied
+head ZeRO-2 refuses a gradient that arrives twice), so that no more than one chunk of logits exists at a time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The paged key/value cache and the attention over it: the torch reference, for any device and dtype.
 
-A page holds `page_size` tokens of one row, for every layer; a row's page table lists its pages in order. Page 0 belongs
-to nobody: padding of fixed-shape batches writes there. Who owns which page is the scheduler's business
+A page holds `page_size` tokens of one row, for every layer; a row's page table lists its pages in order. Page 0
+belongs to nobody: padding of fixed-shape batches writes there. Who owns which page is the scheduler's business
 (`rollout.pages`), not this file's.
 """
 

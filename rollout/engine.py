@@ -124,7 +124,8 @@ class _Run:
     def __init__(
         self, chat: Qwen3Chat, tool: Tool | None, scheduler: Scheduler, sampling: SamplingConfig, stats: RolloutStats
     ):
-        self.scheduler, self.records = scheduler, []  # type: ignore[var-annotated]
+        self.scheduler = scheduler
+        self.records: list[RolloutRecord] = []
         self._chat, self._tool, self._sampling, self._stats = chat, tool, sampling, stats
         self._episodes: dict[int, Episode] = {}  # by order
         self._open: list[_OpenTurn] = []  # in order of submission
@@ -167,7 +168,8 @@ class _Run:
 
     def _submit_calls(self, slot: Slot, episode: Episode, ended: bool, items: Sequence[Call | CallError]) -> _OpenTurn:
         assert self._tool is not None
-        calls, futures = [], []  # type: ignore[var-annotated]
+        calls: list[tuple[Call | CallError, int]] = []
+        futures: list[concurrent.futures.Future[Any] | None] = []
         for number, item in enumerate(items):
             seed = call_seed(slot.key, episode.turn_index, number)
             calls.append((item, seed))

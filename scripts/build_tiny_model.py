@@ -8,7 +8,8 @@ for reasons which reinforcement learning mends in a few dozen steps. Seeded: the
 
 Two choices make so small a model able to copy. Qwen3 normalises queries and keys, so with 32 dimensions per head an
 attention logit is at most sqrt(32) = 5.7 at the start, too flat to single out one key of a hundred: the norm weights
-start at 2, which allows 4 times that. And a rope base of 100 leaves no dimension without a usable angle at this length.
+start at 2, which allows 4 times that. And a rope base of 100 leaves no dimension without a usable angle at this
+length.
 """
 
 from __future__ import annotations

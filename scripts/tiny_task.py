@@ -1,9 +1,10 @@
 """The tiny task: sums that need one or two tool calls, their right traces, and the sloppy ones.
 
 A problem is "What is 47*83+29?" (one call) or "Let x be 47*83. What is x+29?" (two). Inputs have two digits and every
-value has four, so that copying a number is a constant distance between tokens, which a tiny model can learn. A trace is
-the list of assistant turns with the tool result that follows each. The sloppy kinds fail at one choice each (a box left
-out, a call left out ...), which a policy gradient can mend; none of them teaches wrong digits. Standard library only.
+value has four, so that copying a number is a constant distance between tokens, which a tiny model can learn. A trace
+is the list of assistant turns with the tool result that follows each. The sloppy kinds fail at one choice each (a box
+left out, a call left out ...), which a policy gradient can mend; none of them teaches wrong digits. Standard library
+only.
 """
 
 from __future__ import annotations

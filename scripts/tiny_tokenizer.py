@@ -98,5 +98,6 @@ def build_tokenizer(template: str) -> PreTrainedTokenizerFast:
     backend.add_tokens([AddedToken(t, special=i < NUM_SPECIAL, normalized=False) for i, t in enumerate(CONTROLS)])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>",
-        extra_special_tokens=["<|im_start|>"], chat_template=template, clean_up_tokenization_spaces=False, model_max_length=1024,
+        extra_special_tokens=["<|im_start|>"], chat_template=template, clean_up_tokenization_spaces=False,
+        model_max_length=1024,
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""The command line: bad input is one line and leaves nothing behind; a run writes what it promises; resume is exact."""
+"""The command line: bad input is one line and leaves nothing behind; a run writes what it promises; resume is
+exact."""
 
 from __future__ import annotations
 
