@@ -15,8 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from config import UserError
 
-class CheckpointError(RuntimeError):
+
+class CheckpointError(UserError, RuntimeError):
     """A checkpoint that cannot be resumed from; one line with the folder and the mend."""
 
 
@@ -69,7 +71,8 @@ def load(folder: Path, policy: SavablePolicy) -> int:
     if state["world_size"] != policy.world_size:
         raise CheckpointError(
             f"{folder}: written by {state['world_size']} ranks, and this run has {policy.world_size}; optimizer "
-            f"shards do not carry over. Resume on {state['world_size']} ranks, or start a new run with model.path={folder}"
+            f"shards do not carry over. Resume on {state['world_size']} ranks, or start a new run with "
+            f"model.path={folder}"
         )
     policy.load(folder)
     return state["step"]

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from schema import ConfigError, apply_override, parse_sections, read_json, require
+from schema import ConfigError, UserError, apply_override, parse_sections, read_json, require
 
-__all__ = ["Config", "ConfigError", "load_config", "parse_config"]
+__all__ = ["Config", "ConfigError", "UserError", "load_config", "parse_config"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

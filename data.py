@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from config import ConfigError, DataConfig
+from config import ConfigError, DataConfig, UserError
 from reward import check_answer
 from rollout.records import RolloutRecord, Scored
 
 
-class DataError(ValueError):
+class DataError(UserError, ValueError):
     """A data file that cannot be used; one line with file, line, field and the mend."""
 
 

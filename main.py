@@ -15,18 +15,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from config import Config, ConfigError, load_config
+from config import Config, ConfigError, UserError, load_config
 
-# Text that a user can act on; anything else is a fault of ours and keeps its traceback.
 USER_ERROR_STATUS = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
+        if words[:1] == ["audit"]:
+            return _audit(_audit_parser().parse_args(words[1:]))
+        args = _parser().parse_args(words)
         config = load_config(args.config, args.set)
         _train(config, Path(args.run_dir or config.log.run_dir or f"runs/{Path(args.config).stem}"), args.resume)
-    except _user_errors() as error:
+    except UserError as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
         return USER_ERROR_STATUS
@@ -49,29 +51,35 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _user_errors() -> tuple[type[Exception], ...]:
-    """ConfigError at once; the rest only where their modules, which import torch, are loaded already."""
-    names = {"data": "DataError", "checkpoint": "CheckpointError", "trainer": "InfraError", "tools": "SandboxError"}
-    loaded = [getattr(sys.modules[m], n) for m, n in names.items() if m in sys.modules and hasattr(sys.modules[m], n)]
-    return (ConfigError, *loaded)
+def _audit_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="main.py audit",
+        description="Recomputes a run's rewards, advantages and losses from its stored trajectories with separate "
+        "code, and runs its tool calls again. Exit status 1 where anything differs.",
+    )
+    parser.add_argument("run", metavar="RUN", help="the run's folder")
+    parser.add_argument("--no-tools", action="store_true", help="do not run the tool calls again")
+    return parser
 
 
 def _train(config: Config, run_dir: Path, resume: bool) -> None:
     resume_from = _check_run_dir(run_dir, resume)
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     check_batch(config, world_size)
-    from transformers import AutoTokenizer
 
     from trainer import Trainer
 
-    tokenizer = _from_hub("model.path", config.model.path, AutoTokenizer, config.model.tokenizer_path)
-    chat, data = load_data(config, tokenizer)
+    tokenizer = load_tokenizer(config)
+    chat, data, eval_data = load_data(config, tokenizer)
     shape = check_model(config)
     tool = start_tool(config, rank)
     try:
         device = _device(config)
         policy, engine = build_policy(config, shape, device, chat, tool)
-        trainer = Trainer(config, policy, sample_with(engine), lambda: engine.stats, chat, tokenizer, data, run_dir)
+        sample = sample_with(engine)
+        trainer = Trainer(
+            config, policy, sample, lambda: engine.stats, chat, tokenizer, data, eval_data, run_dir
+        )  # fmt: skip
         if rank == 0:
             (run_dir / "config.json").write_text(config.to_json())
         first = trainer.resume(resume_from) if resume_from else 0
@@ -79,6 +87,24 @@ def _train(config: Config, run_dir: Path, resume: bool) -> None:
     finally:
         if tool:
             tool.close()
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from audit import audit
+
+    run_dir = Path(args.run)
+    config = load_config(run_dir / "config.json")
+    chat = load_chat(config, load_tokenizer(config))
+    tool = None if args.no_tools else start_tool(config, rank=0)
+    try:
+        counts, problems = audit(run_dir, chat.decode, tool)
+    finally:
+        if tool:
+            tool.close()
+    for problem in problems[:50]:
+        print(problem)
+    print(", ".join(f"{count} {name}" for name, count in counts.items()), "recomputed;", len(problems), "differ")
+    return 1 if problems else 0
 
 
 def _check_run_dir(run_dir: Path, resume: bool) -> Path | None:
@@ -104,24 +130,39 @@ def check_batch(config: Config, world_size: int) -> None:
         )  # fmt: skip
 
 
-def load_data(config: Config, tokenizer: Any) -> tuple[Any, Any]:
-    """The chat format and the problems with their rendered prompts. Raises DataError or ConfigError."""
-    from data import load_problems, render_prompts
+def load_tokenizer(config: Config) -> Any:
+    from transformers import AutoTokenizer
+
+    name = "tokenizer_path" if config.model.tokenizer_path else "path"
+    return _from_hub(f"model.{name}", getattr(config.model, name), AutoTokenizer)
+
+
+def load_chat(config: Config, tokenizer: Any) -> Any:
+    """The chat format, probed. Raises ChatTemplateError."""
     from rollout.chat import Qwen3Chat
     from tools import tool_schema
-    from trainer import TrainingData
 
     tools = [tool_schema(config.tool)] if config.tool.enabled else []
-    chat = Qwen3Chat(tokenizer, tools=tools, enable_thinking=config.model.enable_thinking)
+    return Qwen3Chat(tokenizer, tools=tools, enable_thinking=config.model.enable_thinking)
+
+
+def load_data(config: Config, tokenizer: Any) -> tuple[Any, Any, Any]:
+    """The chat format, and the problems with their rendered prompts. Raises DataError or ConfigError."""
+    from data import load_problems, render_prompts
+    from trainer import TrainingData
+
+    chat = load_chat(config, tokenizer)
     system = [{"role": "system", "content": config.data.system_prompt}] if config.data.system_prompt else []
-    problems, prompts = render_prompts(
-        load_problems(config.data.path, config.data),
-        lambda text: chat.prompt_ids([*system, {"role": "user", "content": text}]),
-        config.rollout.context_length - 1,
-        config.data.over_long_prompts,
-        config.data.path,
-    )
-    return chat, TrainingData(problems, prompts)
+
+    def render(text: str) -> list[int]:
+        return chat.prompt_ids([*system, {"role": "user", "content": text}])
+
+    def rendered(path: str) -> TrainingData:
+        problems = load_problems(path, config.data)
+        limit = config.rollout.context_length - 1
+        return TrainingData(*render_prompts(problems, render, limit, config.data.over_long_prompts, path))
+
+    return chat, rendered(config.data.path), rendered(config.eval.path) if config.eval.path else None
 
 
 def check_model(config: Config) -> Any:
@@ -129,8 +170,9 @@ def check_model(config: Config) -> Any:
     from transformers import AutoConfig
 
     from modeling.attention import check_supported
+    from modeling.shapes import shape_source
 
-    shape = _from_hub("model.path", config.model.path, AutoConfig)
+    shape = _from_hub("model.path", shape_source(config.model), AutoConfig)
     try:
         check_supported(shape)
     except ValueError as error:
@@ -143,8 +185,7 @@ def check_model(config: Config) -> Any:
     return shape
 
 
-def _from_hub(name: str, path: str, loader: Any, other_path: str = "") -> Any:
-    path = other_path or path
+def _from_hub(name: str, path: str, loader: Any) -> Any:
     hub_name = path.count("/") == 1 and path[0] not in "/.~"
     if not Path(path).is_dir() and not hub_name:
         raise ConfigError(name, path, "is neither a folder nor a hub name of the form organisation/model")

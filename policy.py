@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 from config import Config, ModelConfig
 from modeling.attention import IMPLEMENTATION, NO_MASK, SOFTMAX, Softmax, TrainingRows
 from modeling.logprob import TokenLogprobs, token_logprobs
+from modeling.shapes import shape_source
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
 transformers_logging.disable_progress_bar()
@@ -75,7 +76,7 @@ def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrai
     if not config.random_weights:
         model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype, attn_implementation=IMPLEMENTATION)
         return model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` without its signature
-    shape = AutoConfig.from_pretrained(config.path)
+    shape = AutoConfig.from_pretrained(shape_source(config))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=IMPLEMENTATION)

@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 
-class ConfigError(ValueError):
+class UserError(Exception):
+    """Something that a user can mend; the message is one line that says what and how. Anything else is our fault."""
+
+
+class ConfigError(UserError, ValueError):
     """A setting that cannot work. The message is one line: field, value, what is wrong and the mend."""
 
     def __init__(self, name: str, value: Any, mend: str):

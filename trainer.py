@@ -6,6 +6,7 @@ alike, so that a step's numbers do not depend on the number of ranks or on how l
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,21 +19,22 @@ import torch
 import torch.distributed as dist
 
 import checkpoint
-from config import Config, TrainConfig
+import evaluation
+from config import Config, TrainConfig, UserError
 from data import Problem, ProblemStream, collate
 from report.writers import RunWriter, console_line
-from reward import grade_trajectory, score
+from reward import Grade, grade_trajectory, score
 from rollout.records import RolloutRecord, SamplingConfig, Scored, StopReason
 from update import UpdateStats, update
 
 MAX_INFRA_SHARE = 0.01  # of a step's trajectories; above it the sandbox is broken and training on would be noise
 SHOWN = (
     "reward", "correct", "loss", "clip_fraction", "entropy", "grad_norm", "mismatch_mean", "length", "turns",
-    "tool_error_rate", "rollout_tokens_per_second", "update_tokens_per_second", "seconds",
+    "tool_error_rate", "eval_avg_at_k", "rollout_tokens_per_second", "update_tokens_per_second", "seconds",
 )  # fmt: skip
 
 
-class InfraError(RuntimeError):
+class InfraError(UserError, RuntimeError):
     """The sandbox failed too often."""
 
 
@@ -56,10 +58,11 @@ class Trainer:
         chat: Any,
         tokenizer: Any,
         data: TrainingData,
+        eval_data: TrainingData | None,
         run_dir: Path,
     ):
         self.config, self.policy, self.chat, self.tokenizer = config, policy, chat, tokenizer
-        self.data, self.run_dir = data, run_dir
+        self.data, self.eval_data, self.run_dir = data, eval_data, run_dir
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.stream = ProblemStream(len(data.problems), config.train.seed, config.data.shuffle)
         self._sample, self._rollout_stats = sample, rollout_stats
@@ -76,14 +79,16 @@ class Trainer:
 
     def run(self, first_step: int = 0) -> None:
         """Steps `first_step` (from 0) to the last, each with its checkpoint where one is due."""
-        steps, every = self.config.train.steps, self.config.train.save_every
+        steps = self.config.train.steps
         for step in range(first_step, steps):
             row = self.train_step(step)
+            done = step + 1
+            if self.eval_data and _due(done, self.config.eval.every, steps):
+                row |= self.evaluate(done)
             if self._writer:
                 self._writer.metrics(row)
                 print(console_line(row, steps, SHOWN), flush=True)
-            done = step + 1
-            if done == steps or (every and done % every == 0):
+            if _due(done, self.config.train.save_every, steps):
                 checkpoint.save(
                     self.run_dir, done, self.policy, self.tokenizer.save_pretrained, self.rank, dist.barrier
                 )
@@ -93,7 +98,7 @@ class Trainer:
         started = time.perf_counter()
         indices = self.stream.indices(step, self.config.rollout.prompts_per_step)
         with self._clock("rollout"):
-            records = self._rollout(step, indices)
+            records = self._rollout(step, [self.data.prompts[i] for i in indices], self._sampling())
         with self._clock("reward"):
             scored = self._score(records, indices)
         stats = None
@@ -103,17 +108,15 @@ class Trainer:
                 stats = update(self.policy, batches, self.config.loss, learning_rate(step, self.config.train))
         with self._clock("write"):
             if self._writer:
-                answers = [self.data.problems[indices[s.record.prompt_index]].answer for s in scored]
-                self._writer.trajectories(step + 1, scored, answers)
+                answers = [self.data.problems[index].answer for index in indices]
+                self._writer.trajectories(step + 1, records, scored, answers)
         self._seconds["total"] = time.perf_counter() - started
         self.train_seconds += self._seconds["total"]
         return self._row(step, records, scored, stats)
 
-    def _rollout(self, step: int, indices: Sequence[int]) -> list[RolloutRecord]:
-        """This rank's prompts, then every rank's records in (prompt, sample) order."""
-        mine = range(self.rank, len(indices), self.world_size)
+    def _sampling(self) -> SamplingConfig:
         rollout = self.config.rollout
-        sampling = SamplingConfig(
+        return SamplingConfig(
             max_new_tokens=rollout.max_new_tokens,
             temperature=rollout.temperature,
             n_samples_per_prompt=rollout.samples_per_prompt,
@@ -121,8 +124,12 @@ class Trainer:
             context_length=rollout.context_length,
             seed=self.config.train.seed,
         )
+
+    def _rollout(self, step: int, prompts: Sequence[list[int]], sampling: SamplingConfig) -> list[RolloutRecord]:
+        """This rank's share of the prompts, then every rank's records in (prompt, sample) order."""
+        mine = range(self.rank, len(prompts), self.world_size)
         self.policy.eval()
-        records = self._sample([self.data.prompts[indices[i]] for i in mine], list(mine), step, sampling)
+        records = self._sample([prompts[i] for i in mine], list(mine), step, sampling)
         if self.world_size > 1:
             parts: list[list[RolloutRecord]] = [[] for _ in range(self.world_size)]
             dist.all_gather_object(parts, records)
@@ -137,12 +144,30 @@ class Trainer:
                 f"the sandbox failed in {spoilt} of {len(records)} trajectories of one step, more than "
                 f"{MAX_INFRA_SHARE:.0%}; see the tool's report at the start of the run"
             )
+        answers = [self.data.problems[index].answer for index in indices]
+        return score(records, self._grades(records, answers), self.config.reward.scale)
+
+    def _grades(self, records: Sequence[RolloutRecord], answers: Sequence[str]) -> list[Grade]:
+        """answers: the reference of each prompt, by prompt_index."""
         grades = []
         for record in records:
             text = self.chat.decode(record.token_ids[record.final_turn.start : record.final_turn.end])
-            answer = self.data.problems[indices[record.prompt_index]].answer
-            grades.append(grade_trajectory(text, record.stop, answer))
-        return score(records, grades, self.config.reward.scale)
+            grades.append(grade_trajectory(text, record.stop, answers[record.prompt_index]))
+        return grades
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """The policy after `step` steps on eval.path; training state is not touched."""
+        assert self.eval_data is not None
+        sampling = dataclasses.replace(
+            self._sampling(),
+            temperature=self.config.eval.temperature,
+            n_samples_per_prompt=self.config.eval.samples_per_prompt,
+            seed=self.config.train.seed + evaluation.SEED_OFFSET,
+        )
+        with self._clock("eval"):
+            records = self._rollout(step, self.eval_data.prompts, sampling)
+        figures = evaluation.summarize(records, self._grades(records, [p.answer for p in self.eval_data.problems]))
+        return {f"eval_{name}": value for name, value in (figures | {"seconds": self._seconds["eval"]}).items()}
 
     def _batches(self, scored: Sequence[Scored]) -> list[Any]:
         """This rank's micro-batches; empty where no group of the step has two different rewards."""
@@ -190,6 +215,11 @@ class Trainer:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self._seconds[phase] = time.perf_counter() - started
+
+
+def _due(done: int, every: int, steps: int) -> bool:
+    """Whether something that happens `every` steps (0: only after the last) happens after `done` steps."""
+    return done == steps or (every > 0 and done % every == 0)
 
 
 def _equal_groups(scored: Sequence[Scored]) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollout.records import Scored
+from rollout.records import RolloutRecord, Scored
 
 
 class RunWriter:
@@ -37,18 +37,24 @@ class RunWriter:
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
-    def trajectories(self, step: int, scored: Sequence[Scored], answers: Sequence[str]) -> None:
-        """answers: the reference of each trajectory's problem."""
-        lines = (json.dumps(_row(s, answer)) for s, answer in zip(scored, answers, strict=True))
+    def trajectories(
+        self, step: int, records: Sequence[RolloutRecord], scored: Sequence[Scored], answers: Sequence[str]
+    ) -> None:
+        """Every record of the step, with null scores where the sandbox spoilt it.
+
+        answers: the reference of each prompt of the step
+        """
+        scores = {(s.record.prompt_index, s.record.sample_index): s for s in scored}
+        rows = (_row(r, scores.get((r.prompt_index, r.sample_index)), answers[r.prompt_index]) for r in records)
+        lines = (json.dumps(row) for row in rows)
         _write_whole(self._trajectories / f"step_{step}.jsonl", "".join(line + "\n" for line in lines))
 
 
-def _row(scored: Scored, answer: str) -> dict[str, Any]:
-    row = dataclasses.asdict(scored.record)
-    row["sampled"] = [int(drawn) for drawn in scored.record.sampled]
-    return row | {
-        "answer": answer, "reward": scored.reward, "reason": scored.reason, "advantage": scored.advantage,
-    }  # fmt: skip
+def _row(record: RolloutRecord, scored: Scored | None, answer: str) -> dict[str, Any]:
+    row = dataclasses.asdict(record)
+    row["sampled"] = [int(drawn) for drawn in record.sampled]
+    scores = {name: getattr(scored, name, None) for name in ("reward", "reason", "advantage")}
+    return row | {"answer": answer} | scores
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from config import UserError
 from rollout.toolcall import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN, Parsed, ToolSchemas, parse_calls
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _TURN = {"role": "assistant", "content": "probe turn"}
 _RESULTS = (' \n"probe" \\ é <b> 1\n ', "probe result 2")
 
 
-class ChatTemplateError(ValueError):
+class ChatTemplateError(UserError, ValueError):
     """A tokenizer or chat template that trajectories cannot be built on exactly. The message names the mend."""
 
 

@@ -20,7 +20,7 @@ def token_rows(lengths=LENGTHS) -> list[list[int]]:
 
 def packed(model, rows: list[list[int]], softmax="auto") -> torch.Tensor:
     """Final hidden states of all rows as one packed line  # [N, H]"""
-    ids = torch.tensor([sum(rows, [])])
+    ids = torch.tensor([[token for row in rows for token in row]])
     positions = torch.tensor([[p for row in rows for p in range(len(row))]])
     layout = TrainingRows([len(row) for row in rows], SOFTMAX[softmax])
     out = model.base_model(input_ids=ids, position_ids=positions, attention_mask=NO_MASK, use_cache=False, rows=layout)
@@ -40,9 +40,8 @@ def paged(model, rows: list[list[int]], parts: list[list[int]], softmax="auto", 
         live = [i for i in range(len(rows)) if turn < len(parts[i])]
         spans = [Span(done[i], parts[i][turn], pages[i]) for i in live]
         layout = PagedRows(cache, spans, SOFTMAX[softmax])
-        ids = torch.tensor(
-            [sum((rows[i][s.start : s.start + s.length] for i, s in zip(live, spans, strict=True)), [])]
-        )
+        pieces = [rows[i][s.start : s.start + s.length] for i, s in zip(live, spans, strict=True)]
+        ids = torch.tensor([[token for piece in pieces for token in piece]])
         hidden = model.base_model(
             input_ids=ids, position_ids=layout.positions[None], attention_mask=NO_MASK, use_cache=False, rows=layout
         ).last_hidden_state[0]

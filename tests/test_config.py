@@ -86,7 +86,7 @@ def test_overrides_are_json_values_or_bare_words(tmp_path):
 
 @pytest.mark.parametrize("text", ["train.steps", "steps=3", "=3", "train.=3"])
 def test_a_malformed_override_is_refused(tmp_path, text):
-    with pytest.raises(ConfigError, match="section.field=value"):
+    with pytest.raises(ConfigError, match=r"section\.field=value"):
         load_config(write(tmp_path, SMALLEST), [text])
 
 

@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "modeling": {"config"},
     "losses": {"config"},
     "checkpoint": {"config"},
+    "audit": set(),
     "tools": {"config", "sandbox"},
     "reward": {"config", "rollout.records"},
     "data": {"config", "reward", "rollout.records"},

@@ -40,7 +40,7 @@ class World:
             self.scheduler.resume(sequence)
         plan = self.scheduler.plan()
         self.check(plan)
-        for sequence, chunk in plan:
+        for _, chunk in plan:
             for i, token in enumerate(chunk.token_ids):
                 place = chunk.start + i
                 self.memory[chunk.pages[place // PAGE], place % PAGE] = (place, token)
