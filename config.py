@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from loss_config import LoraConfig, LossConfig
 from schema import ConfigError, UserError, apply_override, parse_sections, read_json, require
 
 __all__ = ["Config", "ConfigError", "UserError", "load_config", "parse_config"]
@@ -66,6 +67,9 @@ class RolloutConfig:
     prefill_tokens: int = 2048  # most prompt and tool tokens read in one step
     cuda_graphs: bool = True  # on CUDA: decode inside captured graphs
     deterministic: bool = False  # deliver tool results in submission order, so that timing cannot reorder anything
+    # Groups of equal rewards are dropped, and up to so many further rounds sample other problems in their place; 0:
+    # none is, and they stay in the denominators of the loss.
+    max_refills: int = 0
 
     def __post_init__(self) -> None:
         for name in (
@@ -74,6 +78,7 @@ class RolloutConfig:
         ):  # fmt: skip
             value = getattr(self, name)
             require(value >= 1, f"rollout.{name}", value, "must be at least 1")
+        require(self.max_refills >= 0, "rollout.max_refills", self.max_refills, "must be 0 (off) or more rounds")
         require(
             self.samples_per_prompt >= 2, "rollout.samples_per_prompt", self.samples_per_prompt,
             "a group advantage compares samples of one prompt; set at least 2",
@@ -138,17 +143,6 @@ class RewardConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LossConfig:
-    policy: Literal["dapo", "grpo"] = "dapo"  # dapo: mean over all trained tokens; grpo: mean of trajectory means
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-
-    def __post_init__(self) -> None:
-        require(0 < self.clip_low < 1, "loss.clip_low", self.clip_low, "the ratio is clipped below 1 - clip_low")
-        require(self.clip_high > 0, "loss.clip_high", self.clip_high, "the ratio is clipped above 1 + clip_high")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     steps: int = 100
     seed: int = 0
@@ -159,6 +153,8 @@ class TrainConfig:
     adam_beta2: float = 0.999
     weight_decay: float = 0.0  # never on norms, biases and embeddings
     max_grad_norm: float = 1.0
+    updates_per_rollout: int = 1  # optimizer steps, each on its own share of the step's groups
+    max_bad_steps: int = 3  # steps in a row with a loss or gradient that is not finite, before the run stops
     max_tokens_per_micro_batch: int = 16384
     offload_optimizer: bool = False  # Adam moments and fp32 weights in host memory
     save_every: int = 0  # steps between checkpoints; 0: only after the last step
@@ -180,6 +176,8 @@ class TrainConfig:
             self.max_tokens_per_micro_batch >= 1, "train.max_tokens_per_micro_batch", self.max_tokens_per_micro_batch,
             "must be at least 1 token",
         )  # fmt: skip
+        require(self.updates_per_rollout >= 1, "train.updates_per_rollout", self.updates_per_rollout, "at least 1")
+        require(self.max_bad_steps >= 1, "train.max_bad_steps", self.max_bad_steps, "must be at least 1")
         require(self.save_every >= 0, "train.save_every", self.save_every, "must be 0 (only at the end) or more")
         require(
             self.num_threads is None or self.num_threads >= 1, "train.num_threads", self.num_threads,
@@ -217,6 +215,7 @@ class Config:
     tool: ToolConfig = field(default_factory=ToolConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -226,6 +225,11 @@ class Config:
             self.train.max_tokens_per_micro_batch >= self.rollout.context_length,
             "train.max_tokens_per_micro_batch", self.train.max_tokens_per_micro_batch,
             f"must hold the longest trajectory, rollout.context_length={self.rollout.context_length}",
+        )  # fmt: skip
+        require(
+            self.train.updates_per_rollout <= self.rollout.prompts_per_step,
+            "train.updates_per_rollout", self.train.updates_per_rollout,
+            f"a step has {self.rollout.prompts_per_step} groups, and each update needs one of its own; lower it",
         )  # fmt: skip
         require(
             self.rollout.max_turns == 1 or self.tool.enabled, "rollout.max_turns", self.rollout.max_turns,

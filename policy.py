@@ -12,7 +12,7 @@ import contextlib
 import io
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -26,10 +26,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+import lora
 from config import Config, ModelConfig
 from modeling.attention import IMPLEMENTATION, NO_MASK, SOFTMAX, Softmax, TrainingRows
 from modeling.logprob import TokenLogprobs, token_logprobs
 from modeling.shapes import shape_source
+from reference import Reference
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
 transformers_logging.disable_progress_bar()
@@ -113,11 +115,14 @@ class Policy:
         """Builds the model and the engine; `init_distributed` must have run."""
         self.config, self.device = config, device
         self.model = build_model(config.model, config.train.seed, device)
+        if config.lora.rank:
+            lora.add_adapters(self.model, config.lora)
         if config.model.gradient_checkpointing:
             enable_checkpointing(self.model)
         softmax = SOFTMAX[config.model.attn_implementation]
         module = TokenLogprobModule(self.model, softmax, config.rollout.temperature)
         self.world_size = dist.get_world_size()
+        self._reference = build_reference(config, softmax, device)
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here what its logger would not
             self._engine, self._optimizer, _, _ = deepspeed.initialize(
                 model=module, optimizer=build_optimizer(self.model, config), config=deepspeed_settings(config)
@@ -133,6 +138,19 @@ class Policy:
         """Log-probabilities [M] of the batch's sampled tokens under the current weights, differentiable."""
         return self._engine(batch)
 
+    @torch.no_grad()
+    def frozen_logprobs(self, batch: PackedBatch) -> Tensor:
+        """The same values [M] without a gradient."""
+        return self._engine.module(batch).logprobs
+
+    @torch.no_grad()
+    def reference_logprobs(self, batches: Iterable[PackedBatch]) -> list[Tensor]:
+        """[M] for each batch under the policy of before training. Only with loss.kl_coef above 0."""
+        if self._reference:
+            return self._reference.logprobs(batches)
+        with lora.without_adapters(self.model):
+            return [self.frozen_logprobs(batch) for batch in batches]
+
     def backward(self, loss: Tensor, last: bool) -> None:
         """Adds a micro-batch's gradient. All ranks make equally many calls; the last one before `step` says so.
 
@@ -146,7 +164,11 @@ class Policy:
             self._engine.step()  # counts the micro-batch, updates nothing
 
     def step(self, learning_rate: float) -> float:
-        """Clips and updates; returns the gradient's global norm before clipping."""
+        """Clips and updates; returns the gradient's global norm before clipping.
+
+        A gradient that is not finite on any rank updates nothing on all of them (DeepSpeed drops it), and neither is
+        the norm that is returned.
+        """
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._engine.step()
@@ -154,17 +176,30 @@ class Policy:
 
     def save(self, folder: Path) -> None:
         """Engine state of every rank: weights, optimizer. Collective."""
-        self._engine.save_checkpoint(str(folder), tag="engine", save_latest=False)
+        adapters_alone = self.config.lora.rank > 0  # the frozen weights are in model.path
+        self._engine.save_checkpoint(
+            str(folder), tag="engine", save_latest=False, exclude_frozen_parameters=adapters_alone
+        )
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote. Collective. Raises RuntimeError where nothing was found."""
-        path, _ = self._engine.load_checkpoint(str(folder), tag="engine")
+        whole = self.config.lora.rank == 0
+        path, _ = self._engine.load_checkpoint(str(folder), tag="engine", load_module_strict=whole)
         if path is None:
             raise RuntimeError(f"{folder}: holds no engine state")
 
     def save_pretrained(self, folder: Path) -> None:
-        """The Hugging Face copy; rank 0 alone."""
+        """The Hugging Face copy, or with LoRA the adapters in peft's form; rank 0 alone."""
         self.model.save_pretrained(folder)
+
+
+def build_reference(config: Config, softmax: Softmax, device: torch.device) -> Reference | None:
+    """The weights of before training; None where nothing asks for them, or where LoRA leaves them in the policy."""
+    if config.loss.kl_coef == 0 or config.lora.rank:
+        return None
+    model = build_model(config.model, config.train.seed, device)
+    module = TokenLogprobModule(model, softmax, config.rollout.temperature)
+    return Reference(module, device, stays=config.loss.kl_reference == "gpu")
 
 
 def build_optimizer(model: PreTrainedModel, config: Config) -> torch.optim.Optimizer:

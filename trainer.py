@@ -20,8 +20,11 @@ import torch.distributed as dist
 
 import checkpoint
 import evaluation
+from badsteps import BadSteps
 from config import Config, TrainConfig, UserError
-from data import Problem, ProblemStream, collate
+from data import Problem, ProblemStream
+from groups import SampledStep, by_prompt, equal_share, with_overlong_penalty, without_equal_groups
+from minibatch import plan_updates
 from report.writers import RunWriter, console_line
 from reward import Grade, grade_trajectory, score
 from rollout.records import RolloutRecord, SamplingConfig, Scored, StopReason
@@ -67,6 +70,7 @@ class Trainer:
         self.stream = ProblemStream(len(data.problems), config.train.seed, config.data.shuffle)
         self._sample, self._rollout_stats = sample, rollout_stats
         self._writer = RunWriter(run_dir) if self.rank == 0 else None
+        self._bad_steps = BadSteps(run_dir, self.rank, config.train.max_bad_steps)
         self._seconds: dict[str, float] = {}
         self.train_seconds = 0.0
 
@@ -96,23 +100,44 @@ class Trainer:
     def train_step(self, step: int) -> dict[str, Any]:
         """One step; the metrics row. `step` counts from 0, the row's "step" from 1."""
         started = time.perf_counter()
-        indices = self.stream.indices(step, self.config.rollout.prompts_per_step)
-        with self._clock("rollout"):
-            records = self._rollout(step, [self.data.prompts[i] for i in indices], self._sampling())
-        with self._clock("reward"):
-            scored = self._score(records, indices)
-        stats = None
+        self._seconds = {}
+        sampled = self._sample_groups(step)
         with self._clock("update"):
-            batches = self._batches(scored)
-            if batches:
-                stats = update(self.policy, batches, self.config.loss, learning_rate(step, self.config.train))
+            plan = [ranks[self.rank] for ranks in plan_updates(sampled.trained, self.config, self.world_size)]
+            stats = None
+            if plan:  # else no group of the step has two different rewards
+                stats = update(self.policy, plan, self.config.loss, learning_rate(step, self.config.train))
         with self._clock("write"):
             if self._writer:
-                answers = [self.data.problems[index].answer for index in indices]
-                self._writer.trajectories(step + 1, records, scored, answers)
+                answers = [self.data.problems[index].answer for index in sampled.indices]
+                self._writer.trajectories(step + 1, sampled.records, sampled.scored, answers)
+        if stats:
+            self._bad_steps.watch(step + 1, plan, stats)
         self._seconds["total"] = time.perf_counter() - started
         self.train_seconds += self._seconds["total"]
-        return self._row(step, records, scored, stats)
+        return self._row(step, sampled, stats)
+
+    def _sample_groups(self, step: int) -> SampledStep:
+        """The step's groups; with rollout.max_refills, equal ones are replaced by those of further problems."""
+        rollout = self.config.rollout
+        step_ = SampledStep()
+        wanted = self.stream.indices(step, rollout.prompts_per_step)
+        while wanted:
+            with self._clock("rollout"):
+                prompts = [self.data.prompts[i] for i in wanted]
+                records = self._rollout(step, prompts, self._sampling(), len(step_.indices))
+            step_.count(asdict(self._rollout_stats()))
+            step_.indices += wanted
+            step_.records += records
+            with self._clock("reward"):
+                scored = self._score(records, step_.indices)
+            step_.scored += scored
+            step_.trained += without_equal_groups(scored) if rollout.max_refills else scored
+            missing = rollout.prompts_per_step - len(by_prompt(step_.trained))
+            if step_.rounds == 1 + rollout.max_refills:
+                break
+            wanted = self.stream.refill(step, step_.rounds, missing, step_.indices)
+        return step_
 
     def _sampling(self) -> SamplingConfig:
         rollout = self.config.rollout
@@ -125,11 +150,16 @@ class Trainer:
             seed=self.config.train.seed,
         )
 
-    def _rollout(self, step: int, prompts: Sequence[list[int]], sampling: SamplingConfig) -> list[RolloutRecord]:
-        """This rank's share of the prompts, then every rank's records in (prompt, sample) order."""
+    def _rollout(
+        self, step: int, prompts: Sequence[list[int]], sampling: SamplingConfig, first_index: int = 0
+    ) -> list[RolloutRecord]:
+        """This rank's share of the prompts, then every rank's records in (prompt, sample) order.
+
+        first_index: prompt_index of the first; the others follow
+        """
         mine = range(self.rank, len(prompts), self.world_size)
         self.policy.eval()
-        records = self._sample([prompts[i] for i in mine], list(mine), step, sampling)
+        records = self._sample([prompts[i] for i in mine], [first_index + i for i in mine], step, sampling)
         if self.world_size > 1:
             parts: list[list[RolloutRecord]] = [[] for _ in range(self.world_size)]
             dist.all_gather_object(parts, records)
@@ -137,7 +167,10 @@ class Trainer:
         return sorted(records, key=lambda r: (r.prompt_index, r.sample_index))
 
     def _score(self, records: Sequence[RolloutRecord], indices: Sequence[int]) -> list[Scored]:
-        """Rewards and group advantages of every record that the sandbox did not spoil."""
+        """Rewards and group advantages of every record that the sandbox did not spoil.
+
+        indices: the problem of each prompt_index
+        """
         spoilt = sum(r.stop is StopReason.TOOL_INFRA for r in records)
         if spoilt > MAX_INFRA_SHARE * len(records):
             raise InfraError(
@@ -145,7 +178,8 @@ class Trainer:
                 f"{MAX_INFRA_SHARE:.0%}; see the tool's report at the start of the run"
             )
         answers = [self.data.problems[index].answer for index in indices]
-        return score(records, self._grades(records, answers), self.config.reward.scale)
+        scored = score(records, self._grades(records, answers), self.config.reward.scale)
+        return with_overlong_penalty(scored, self.config)
 
     def _grades(self, records: Sequence[RolloutRecord], answers: Sequence[str]) -> list[Grade]:
         """answers: the reference of each prompt, by prompt_index."""
@@ -169,16 +203,8 @@ class Trainer:
         figures = evaluation.summarize(records, self._grades(records, [p.answer for p in self.eval_data.problems]))
         return {f"eval_{name}": value for name, value in (figures | {"seconds": self._seconds["eval"]}).items()}
 
-    def _batches(self, scored: Sequence[Scored]) -> list[Any]:
-        """This rank's micro-batches; empty where no group of the step has two different rewards."""
-        if not any(s.advantage for s in scored):
-            return []
-        limit = self.config.train.max_tokens_per_micro_batch
-        return collate(scored, self.config.loss.policy, limit, self.world_size)[self.rank]
-
-    def _row(
-        self, step: int, records: Sequence[RolloutRecord], scored: Sequence[Scored], stats: UpdateStats | None
-    ) -> dict[str, Any]:
+    def _row(self, step: int, sampled_step: SampledStep, stats: UpdateStats | None) -> dict[str, Any]:
+        records, scored = sampled_step.records, sampled_step.scored
         count = max(len(scored), 1)
         calls = [call for r in records for turn in r.turns for call in turn.calls]
         seconds = {f"seconds_{name}": round(value, 4) for name, value in self._seconds.items() if name != "total"}
@@ -189,7 +215,9 @@ class Trainer:
             "reward": sum(s.reward for s in scored) / count,
             "correct": sum(s.reward > 0 for s in scored) / count,
             "trajectories": len(records),
-            "equal_groups": _equal_groups(scored),
+            "equal_groups": equal_share(scored),
+            "trained_trajectories": len(sampled_step.trained),
+            "refills": sampled_step.rounds - 1,
             "sampled_tokens": sampled,
             "length": sum(len(r.token_ids) for r in records) / max(len(records), 1),
             "turns": sum(len(r.turns) for r in records) / max(len(records), 1),
@@ -202,11 +230,11 @@ class Trainer:
             "tool_statuses": dict(Counter(call.status for call in calls)),
         }
         if stats:
-            row |= asdict(stats)
+            row |= stats.row(self.config.loss)
             row["update_tokens_per_second"] = stats.tokens / self._seconds["update"]
         row["rollout_tokens_per_second"] = sampled / self._seconds["rollout"]
         row |= {"seconds": round(self._seconds["total"], 4), **seconds}
-        return row | {f"rollout_{name}": value for name, value in asdict(self._rollout_stats()).items()}
+        return row | {f"rollout_{name}": value for name, value in sampled_step.rollout_stats.items()}
 
     @contextmanager
     def _clock(self, phase: str):
@@ -214,20 +242,12 @@ class Trainer:
         yield
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self._seconds[phase] = time.perf_counter() - started
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started
 
 
 def _due(done: int, every: int, steps: int) -> bool:
     """Whether something that happens `every` steps (0: only after the last) happens after `done` steps."""
     return done == steps or (every > 0 and done % every == 0)
-
-
-def _equal_groups(scored: Sequence[Scored]) -> float:
-    """Share of groups whose rewards are all equal: they train nothing."""
-    by_group: dict[int, set[float]] = {}
-    for s in scored:
-        by_group.setdefault(s.record.prompt_index, set()).add(s.reward)
-    return sum(len(rewards) == 1 for rewards in by_group.values()) / max(len(by_group), 1)
 
 
 def learning_rate(step: int, train: TrainConfig) -> float:
