@@ -1,8 +1,8 @@
 """LoRA through Hugging Face's own adapter interface (`peft`, an optional package): injected in place, never merged.
 
-The model's class, modules and forward stay; the rollout and the update run the very same adapted layers, so what is
-sampled is what is trained. Merging into bf16 weights and back would lose bits. There is no dropout, for the same reason.
-The weights without adapters are the policy before training, so a KL reference needs no second copy.
+The model's class and forward stay; the rollout and the update run the very same adapted layers, so what is sampled is
+what is trained. Merging into bf16 weights and back would lose bits; there is no dropout, for the same reason. The
+weights without adapters are the policy before training, so a KL reference needs no second copy.
 """
 
 from __future__ import annotations
@@ -28,16 +28,11 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
     """Adapters on every linear layer but the head; all else is frozen. The output does not change: B starts at 0."""
     import peft
 
-    model.add_adapter(
-        peft.LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,
-            lora_dropout=0.0,
-            bias="none",
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-        )  # fmt: skip
-    )
+    adapters = peft.LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, bias="none", target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )  # fmt: skip
+    model.add_adapter(adapters)
 
 
 @contextmanager

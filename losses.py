@@ -15,8 +15,8 @@ from torch import Tensor
 
 from config import LossConfig
 
-# clip_low, clip_high where loss.clip_low and loss.clip_high are null. dapo: DAPO section 4.1, also for the other token
-# ratios. gspo: GSPO section 5.1. cispo: no lower bound (MiniMax-M1 section 3.1); weights up to 5, as in ScaleRL (2025).
+# clip_low and clip_high where they are null. Token ratios: DAPO section 4.1. gspo: GSPO section 5.1. cispo: no lower
+# bound (MiniMax-M1 section 3.1) and weights up to 5, as in ScaleRL (2025).
 CLIP_RANGE = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
 TOKEN_CLIP_RANGE = (0.2, 0.28)
 

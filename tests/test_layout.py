@@ -57,9 +57,8 @@ ALLOWED: dict[str, set[str] | None] = {
 # Where heavy libraries may come in.
 MAY_IMPORT = {"deepspeed": {"policy", "main"}}
 NO_TORCH = (
-    "config", "loss_config", "schema", "tools", "reward", "groups", "checkpoint", "sandbox", "report", "rollout.scheduler",
-    "rollout.pages",
-    "rollout.records", "rollout.episode", "rollout.toolcall",
+    "config", "loss_config", "schema", "tools", "reward", "groups", "checkpoint", "sandbox", "report",
+    "rollout.scheduler", "rollout.pages", "rollout.records", "rollout.episode", "rollout.toolcall",
 )  # fmt: skip
 
 
