@@ -97,12 +97,12 @@ def _audit(args: argparse.Namespace) -> int:
     chat = load_chat(config, load_tokenizer(config))
     tool = None if args.no_tools else start_tool(config, rank=0)
     try:
-        counts, problems = audit(run_dir, chat.decode, tool)
+        counts, problems, missing = audit(run_dir, chat.decode, tool)
     finally:
         if tool:
             tool.close()
-    for problem in problems[:50]:
-        print(problem)
+    for line in problems[:50] + missing:
+        print(line)
     print(", ".join(f"{count} {name}" for name, count in counts.items()), "recomputed;", len(problems), "differ")
     return 1 if problems else 0
 

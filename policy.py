@@ -116,7 +116,7 @@ class Policy:
         self.config, self.device = config, device
         self.model = build_model(config.model, config.train.seed, device)
         if config.lora.rank:
-            lora.add_adapters(self.model, config.lora)
+            lora.add_adapters(self.model, config.lora, config.train.seed)
         if config.model.gradient_checkpointing:
             enable_checkpointing(self.model)
         softmax = SOFTMAX[config.model.attn_implementation]
@@ -190,7 +190,10 @@ class Policy:
 
     def save_pretrained(self, folder: Path) -> None:
         """The Hugging Face copy, or with LoRA the adapters in peft's form; rank 0 alone."""
-        self.model.save_pretrained(folder)
+        if self.config.lora.rank:
+            lora.save_adapters(self.model, self.config.lora, folder)
+        else:
+            self.model.save_pretrained(folder)
 
 
 def build_reference(config: Config, softmax: Softmax, device: torch.device) -> Reference | None:
