@@ -1,6 +1,7 @@
 """The shipped tiny checkpoint: it loads, it is small, its problems are right, and its habits are sloppy."""
 
 import json
+import os
 import re
 from pathlib import Path
 from random import Random
@@ -73,6 +74,17 @@ def test_a_prompt_with_the_tool_takes_at_most_30_tokens_and_decodes_to_the_rende
         text = tokenizer.decode(ids)
         assert json.dumps(tiny_tokenizer.TOOL_SCHEMA) in text
         assert text.endswith(f"<|im_start|>user\n{problem['prompt']}<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.skipif("QWEN3_TOKENIZER" not in os.environ, reason="set QWEN3_TOKENIZER to a Qwen3 tokenizer folder")
+def test_template_split_and_flags_are_those_of_the_real_qwen3_tokenizer(tokenizer):
+    real = AutoTokenizer.from_pretrained(os.environ["QWEN3_TOKENIZER"])
+    assert tokenizer.chat_template == real.chat_template
+    assert (tokenizer.eos_token, tokenizer.pad_token) == (real.eos_token, real.pad_token)
+    flags = {token.content: token.special for token in real.added_tokens_decoder.values()}
+    assert [(name, flags[name]) for name, _ in CONTROLS] == CONTROLS
+    split = json.loads(real.backend_tokenizer.to_str())["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+    assert split == tiny_tokenizer.QWEN_SPLIT
 
 
 def test_the_shipped_tokenizer_is_the_one_its_builder_makes(tokenizer):
