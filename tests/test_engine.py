@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from config import ToolConfig
 from modeling.attention import IMPLEMENTATION, NO_MASK, SOFTMAX, TrainingRows
 from rollout.cache import PagedCache
 from rollout.chat import Qwen3Chat
-from rollout.decoder import Draws, EagerDecoder
+from rollout.decoder import LAST_DRAW, Done, Draws, EagerDecoder
 from rollout.engine import RolloutEngine, RolloutRequest
 from rollout.noise import row_key
 from rollout.records import SamplingConfig, StopReason
@@ -195,13 +196,54 @@ def test_late_tools_in_any_order_change_nothing(model, chat, reference, monkeypa
     assert ids(generate(make_engine(model, chat, tool, decoder=decoder), chat)) == ids(reference)
 
 
+class LaggingDecoder(EagerDecoder):
+    """Computes at once, but tells a step's draws only after the next was submitted, as a device does."""
+
+    pipelined = True
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.last: dict[int, int] = {}  # row -> token that it drew last
+        self.unread: list = []
+        self.blind_tokens = 0
+
+    def submit(self, chunks, temperature):
+        assert len(self.unread) <= 1, "a third step was submitted before the first was read"
+        self.blind_tokens += sum(c.token_ids == [LAST_DRAW] for c in chunks)
+        known = [
+            dataclasses.replace(c, token_ids=[self.last[c.row]] if c.token_ids == [LAST_DRAW] else c.token_ids)
+            for c in chunks
+        ]
+        assert all(LAST_DRAW not in c.token_ids for c in known)
+        draws = self.run(known, temperature)
+        self.last = dict(zip([c.row for c in chunks if c.sample], draws.tokens, strict=True))
+        self.unread.append(draws)
+        return self
+
+    def read(self):
+        return self.unread.pop(0)
+
+
+@pytest.mark.parametrize("change", [{}, {"rows": 3}, {"rows": 1}, {"pages": 12}, {"prefill": 7}], ids=str)
+def test_reading_draws_one_step_late_changes_nothing(model, chat, reference, change):
+    pages = change.get("pages", 200)
+    decoder = LaggingDecoder(model, PagedCache(model.config, pages, 16, model.dtype, "cpu"), "auto")
+    engine = make_engine(model, chat, FakeTool(), decoder=decoder, **change)
+    records = generate(engine, chat)
+    assert records == reference
+    assert decoder.blind_tokens > 20
+    assert engine.stats.decode_tokens == sum(r.num_sampled for r in records)
+
+
 class ScriptedDecoder:
     """Draws given texts instead of a model's: turn k of sample s is scripts[s][k], the end-of-turn id included."""
 
     def __init__(self, tokenizer, scripts: dict[int, list[str]], seed=11):
         self.turns = {row_key(seed, 0, 0, s): [tokenizer.encode(t) for t in turns] for s, turns in scripts.items()}
 
-    def run(self, chunks, temperature):
+    pipelined = False
+
+    def submit(self, chunks, temperature):
         tokens = []
         for chunk in chunks:
             if chunk.sample:
@@ -209,7 +251,7 @@ class ScriptedDecoder:
                 tokens.append(turns[0].pop(0))
                 if not turns[0]:
                     turns.pop(0)
-        return Draws(tokens, [-1.0] * len(tokens))
+        return Done(Draws(tokens, [-1.0] * len(tokens)))
 
 
 def call(code: str) -> str:
@@ -315,13 +357,13 @@ def test_one_slow_tool_holds_no_other_row_up(chat, tokenizer):
     finished = []
 
     class Watching(ScriptedDecoder):
-        def run(self, chunks, temperature):
+        def submit(self, chunks, temperature):
             waiting = any(not future.done() for _, _, future in tool.asked)
             if len(chunks) == 1 and not finished and waiting:
                 finished.append(True)  # every other row is done: now let the tool answer
             if finished and waiting:
                 tool.release_newest()
-            return super().run(chunks, temperature)
+            return super().submit(chunks, temperature)
 
     scripts = [[call("slow") + END, "x" + END], ["a long answer" + END], ["another long answer, longer" + END]]
     decoder = Watching(tokenizer, dict(enumerate(scripts)))
