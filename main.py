@@ -264,8 +264,8 @@ def sample_with(engine: Any) -> Any:
     """The engine as the plain function that the trainer takes."""
     from rollout.engine import RolloutRequest
 
-    def sample(prompts: Any, prompt_indices: Any, step: int, sampling: Any) -> Any:
-        return engine.generate(RolloutRequest(prompts, prompt_indices, step), sampling)
+    def sample(prompts: Any, step: int, take: Any, sampling: Any) -> Any:
+        return engine.generate(RolloutRequest(prompts, step, take), sampling)
 
     return sample
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 import checkpoint
 import evaluation
 from config import Config, TrainConfig, UserError
 from data import Problem, ProblemStream, collate
 from interruption import Interruption, Request
+from ranks import Ranks
 from report.writers import RunWriter, console_line
 from reward import Grade, grade_trajectory, score
 from rollout.records import RolloutRecord, SamplingConfig, Scored, StopReason
@@ -54,7 +54,7 @@ class Trainer:
         self,
         config: Config,
         policy: Any,
-        sample: Callable[[Sequence[list[int]], Sequence[int], int, SamplingConfig], list[RolloutRecord]],
+        sample: Callable[[Sequence[list[int]], int, Callable[[], int], SamplingConfig], list[RolloutRecord]],
         rollout_stats: Callable[[], Any],
         chat: Any,
         tokenizer: Any,
@@ -64,21 +64,20 @@ class Trainer:
     ):
         self.config, self.policy, self.chat, self.tokenizer = config, policy, chat, tokenizer
         self.data, self.eval_data, self.run_dir = data, eval_data, run_dir
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.ranks = Ranks()
         self.stream = ProblemStream(len(data.problems), config.train.seed, config.data.shuffle)
-        self._group = dist.new_group(backend="gloo") if self.world_size > 1 else None
         self._store = checkpoint.CheckpointStore(
-            run_dir, policy, lambda folder: tokenizer.save_pretrained(folder), rank=self.rank, gather=self._gather,
-            keep=config.train.keep_checkpoints,
+            run_dir, policy, lambda folder: tokenizer.save_pretrained(folder), rank=self.ranks.rank,
+            gather=self.ranks.gather, keep=config.train.keep_checkpoints,
         )  # fmt: skip
         self._sample, self._rollout_stats = sample, rollout_stats
-        self._writer = RunWriter(run_dir) if self.rank == 0 else None
+        self._writer = RunWriter(run_dir) if self.ranks.rank == 0 else None
         self._seconds: dict[str, float] = {}
         self.train_seconds = 0.0
 
     def resume(self, folder: Path) -> int:
         """Continues from a checkpoint; returns the steps already taken."""
-        state = checkpoint.load(folder, self.policy, self.rank, self._gather)
+        state = checkpoint.load(folder, self.policy, self.ranks.rank, self.ranks.gather)
         if self._writer:
             self._writer.rewind(state["step"])
         return state["step"]
@@ -98,7 +97,7 @@ class Trainer:
                 if self._writer:
                     self._writer.metrics(row)
                     print(console_line(row, steps, SHOWN), flush=True)
-                request = interruption.agreed(self._gather)
+                request = interruption.agreed(self.ranks.gather)
                 if request or _due(done, self.config.train.save_every, steps):
                     self._store.begin(done, {"score": row.get("eval_avg_at_k")})
                 if request is Request.STOP:
@@ -140,11 +139,11 @@ class Trainer:
         )
 
     def _rollout(self, step: int, prompts: Sequence[list[int]], sampling: SamplingConfig) -> list[RolloutRecord]:
-        """This rank's share of the prompts, then every rank's records in (prompt, sample) order."""
-        mine = range(self.rank, len(prompts), self.world_size)
+        """Every rank's records in (prompt, sample) order; ranks draw the work from one counter."""
         self.policy.eval()
-        records = self._sample([prompts[i] for i in mine], list(mine), step, sampling)
-        records = [record for part in self._gather(records) for record in part]
+        take = self.ranks.counter(f"{sampling.seed} {step}")
+        mine = self._sample(prompts, step, take, sampling)
+        records = [record for part in self.ranks.gather(mine) for record in part]
         return sorted(records, key=lambda r: (r.prompt_index, r.sample_index))
 
     def _score(self, records: Sequence[RolloutRecord], indices: Sequence[int]) -> list[Scored]:
@@ -185,7 +184,7 @@ class Trainer:
         if not any(s.advantage for s in scored):
             return []
         limit = self.config.train.max_tokens_per_micro_batch
-        return collate(scored, self.config.loss.policy, limit, self.world_size)[self.rank]
+        return collate(scored, self.config.loss.policy, limit, self.ranks.world_size)[self.ranks.rank]
 
     def _row(
         self, step: int, records: Sequence[RolloutRecord], scored: Sequence[Scored], stats: UpdateStats | None
@@ -218,14 +217,6 @@ class Trainer:
         row["rollout_tokens_per_second"] = sampled / self._seconds["rollout"]
         row |= {"seconds": round(self._seconds["total"], 4), **seconds}
         return row | {f"rollout_{name}": value for name, value in asdict(self._rollout_stats()).items()}
-
-    def _gather(self, item: Any) -> list[Any]:
-        """Every rank's item, in rank order. Collective, in a group of its own: see checkpoint.py."""
-        if self.world_size == 1:
-            return [item]
-        items: list[Any] = [None] * self.world_size
-        dist.all_gather_object(items, item, group=self._group)
-        return items
 
     @contextmanager
     def _clock(self, phase: str):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,11 +34,15 @@ class Tool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """Prompts of one step. `prompt_indices` name them within the step, over all ranks: noise is keyed by them."""
+    """Prompts of one step, the same on every rank; noise is keyed by a prompt's place among them.
+
+    Trajectories are numbered prompt by prompt, sample by sample. `take` gives the number of the next one that this
+    process samples, so that ranks which share a counter share the work; a number past the last ends it.
+    """
 
     prompts: Sequence[Sequence[int]]  # token ids of each prompt
-    prompt_indices: Sequence[int]
     policy_step: int
+    take: Callable[[], int]
 
 
 @dataclass(slots=True)
@@ -106,10 +110,9 @@ class RolloutEngine:
         """Samples `n_samples_per_prompt` trajectories of each prompt; ordered by (prompt, sample)."""
         started = time.perf_counter()
         self.stats = RolloutStats()
-        run = _Run(self._chat, self._tool, Scheduler(**self._limits), sampling, self.stats)
-        run.submit(request)
+        run = _Run(self._chat, self._tool, Scheduler(**self._limits), sampling, request, self.stats)
         flying: _Flight | None = None  # a step that is computed and not read
-        while run.scheduler.num_unfinished:
+        while run.take_more() or run.scheduler.num_unfinished:
             run.deliver(wait_for_all=self._deterministic)
             plan = run.scheduler.plan()
             if plan:
@@ -138,26 +141,41 @@ class _Run:
     """The state of one `generate`."""
 
     def __init__(
-        self, chat: Qwen3Chat, tool: Tool | None, scheduler: Scheduler, sampling: SamplingConfig, stats: RolloutStats
+        self,
+        chat: Qwen3Chat,
+        tool: Tool | None,
+        scheduler: Scheduler,
+        sampling: SamplingConfig,
+        request: RolloutRequest,
+        stats: RolloutStats,
     ):
         self.scheduler = scheduler
         self.records: list[RolloutRecord] = []
         self._chat, self._tool, self._sampling, self._stats = chat, tool, sampling, stats
+        self._request, self._exhausted = request, False
         self._episodes: dict[int, Episode] = {}  # by order
         self._open: list[_OpenTurn] = []  # in order of submission
 
-    def submit(self, request: RolloutRequest) -> None:
-        order = 0
-        for index, prompt in zip(request.prompt_indices, request.prompts, strict=True):
-            for sample_index in range(self._sampling.n_samples_per_prompt):
-                episode = Episode(
-                    prompt, prompt_index=index, sample_index=sample_index, policy_step=request.policy_step,
-                    sampling=self._sampling,
-                )  # fmt: skip
-                self._episodes[order] = episode
-                key = row_key(self._sampling.seed, request.policy_step, index, sample_index)
-                self.scheduler.add(Slot(order, index, len(prompt), episode.tokens, key))
-                order += 1
+    def take_more(self) -> bool:
+        """Takes trajectories while rows are free for them, and a group more, whose siblings then share a prompt.
+
+        Ranks that take no more than they can start leave the rest to those that are done sooner. True where any came.
+        """
+        samples, before = self._sampling.n_samples_per_prompt, len(self._episodes)
+        while not self._exhausted and self.scheduler.num_waiting < self.scheduler.num_free_rows + samples:
+            order = self._request.take()
+            index, sample_index = divmod(order, samples)
+            if index >= len(self._request.prompts):
+                self._exhausted = True
+                break
+            prompt, step = self._request.prompts[index], self._request.policy_step
+            episode = Episode(
+                prompt, prompt_index=index, sample_index=sample_index, policy_step=step, sampling=self._sampling
+            )
+            self._episodes[order] = episode
+            key = row_key(self._sampling.seed, step, index, sample_index)
+            self.scheduler.add(Slot(order, index, len(prompt), episode.tokens, key))
+        return len(self._episodes) > before
 
     def expect(self, plan: list[tuple[Slot, Chunk]], pending: Pending) -> _Flight:
         """Notes what a submitted step will draw, so that the next one can be planned before it is read."""

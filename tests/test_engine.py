@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import itertools
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,10 +89,9 @@ def prompts(chat, count=4) -> list[list[int]]:
     return [chat.prompt_ids([{"role": "user", "content": text}]) for text in texts]
 
 
-def generate(engine, chat, *, count=4, indices=None, step=0, **changes):
-    lines = prompts(chat, count)
-    indices = list(range(count)) if indices is None else indices
-    return engine.generate(RolloutRequest([lines[i] for i in indices], indices, step), sampling(**changes))
+def generate(engine, chat, *, count=4, take=None, step=0, **changes):
+    take = take or itertools.count().__next__
+    return engine.generate(RolloutRequest(prompts(chat, count), step, take), sampling(**changes))
 
 
 def ids(records) -> dict:
@@ -152,8 +152,34 @@ def test_a_row_does_not_depend_on_rows_pages_chunks_or_preemption(model, chat, r
 
 
 def test_a_prompt_sampled_alone_equals_itself_among_others(model, chat, reference):
-    alone = generate(make_engine(model, chat, FakeTool()), chat, indices=[2])
-    assert ids(alone) == {k: v for k, v in ids(reference).items() if k[0] == 2}
+    alone = generate(make_engine(model, chat, FakeTool()), chat, take=iter([9, 16]).__next__)
+    assert ids(alone) == {(2, 1): ids(reference)[2, 1]}
+
+
+def test_engines_that_share_a_counter_share_the_work_and_change_nothing(model, chat, reference):
+    numbers, parts = itertools.count(), []
+    taken: dict[str, list[int]] = {"first": [], "second": []}
+
+    def take(name):
+        taken[name].append(next(numbers))
+        return taken[name][-1]
+
+    class Interleaved(EagerDecoder):
+        """Before its second step it lets the other engine run to its end."""
+
+        steps = 0
+
+        def run(self, chunks, temperature):
+            self.steps += 1
+            if self.steps == 2:
+                parts.append(generate(make_engine(model, chat, FakeTool(), rows=2), chat, take=lambda: take("second")))
+            return super().run(chunks, temperature)
+
+    decoder = Interleaved(model, PagedCache(model.config, 200, 16, model.dtype, "cpu"), "auto")
+    engine = make_engine(model, chat, FakeTool(), rows=2, decoder=decoder)
+    parts.append(generate(engine, chat, take=lambda: take("first")))
+    assert ids([r for part in parts for r in part]) == ids(reference)
+    assert len(taken["first"]) == 6 + 1  # two rows and one group of four, then the end
 
 
 def test_the_same_engine_gives_the_same_again_on_used_pages(model, chat, reference):
@@ -261,7 +287,7 @@ def call(code: str) -> str:
 def scripted(chat, tokenizer, scripts: list[list[str]], tool, **changes):
     decoder = ScriptedDecoder(tokenizer, dict(enumerate(scripts)))
     engine = make_engine(None, chat, tool, decoder=decoder, pages=400)
-    request = RolloutRequest(prompts(chat, 1), [0], 0)
+    request = RolloutRequest(prompts(chat, 1), 0, itertools.count().__next__)
     changes = {"max_new_tokens": 120, "context_length": 400} | changes
     return engine.generate(request, sampling(n_samples_per_prompt=len(scripts), **changes)), engine
 
@@ -369,7 +395,7 @@ def test_one_slow_tool_holds_no_other_row_up(chat, tokenizer):
     decoder = Watching(tokenizer, dict(enumerate(scripts)))
     engine = make_engine(None, chat, tool, decoder=decoder, pages=400)
     limits = sampling(n_samples_per_prompt=3, max_new_tokens=120, context_length=400)
-    records = engine.generate(RolloutRequest(prompts(chat, 1), [0], 0), limits)
+    records = engine.generate(RolloutRequest(prompts(chat, 1), 0, itertools.count().__next__), limits)
     assert [r.stop for r in records] == [StopReason.ANSWERED] * 3
     assert finished
 
@@ -387,6 +413,7 @@ def test_greedy_tokens_equal_hugging_faces_generate(model, chat, tokenizer):
     )
     engine = make_engine(model, chat, None)
     [record] = engine.generate(
-        RolloutRequest([line], [0], 0), sampling(temperature=0.0, n_samples_per_prompt=1, max_new_tokens=30)
+        RolloutRequest([line], 0, itertools.count().__next__),
+        sampling(temperature=0.0, n_samples_per_prompt=1, max_new_tokens=30),
     )
     assert record.token_ids == tuple(out[0].tolist())

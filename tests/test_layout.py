@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "checkpoint": {"config"},
     "audit": set(),
     "interruption": set(),
+    "ranks": set(),
     "tools": {"config", "sandbox"},
     "reward": {"config", "rollout.records"},
     "data": {"config", "reward", "rollout.records"},
@@ -33,7 +34,8 @@ ALLOWED: dict[str, set[str] | None] = {
     "update": {"config", "data", "losses", "modeling"},
     "evaluation": {"config", "reward", "rollout.records"},
     "trainer": {
-        "config", "checkpoint", "data", "evaluation", "interruption", "report", "reward", "rollout.records", "update",
+        "config", "checkpoint", "data", "evaluation", "interruption", "ranks", "report", "reward", "rollout.records",
+        "update",
     },
     "main": ANY_OF_OURS,
 }  # fmt: skip
