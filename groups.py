@@ -77,6 +77,12 @@ class SampledStep:
     rollout_stats: dict[str, Any] = field(default_factory=dict)  # summed over the rounds
     rounds: int = 0
 
-    def count(self, stats: dict[str, Any]) -> None:
+    def add(
+        self, records: list[RolloutRecord], scored: list[Scored], trained: list[Scored], stats: dict[str, Any]
+    ) -> None:
+        """One round. stats: figures of the rollout, which all add up."""
         self.rounds += 1
+        self.records += records
+        self.scored += scored
+        self.trained += trained
         self.rollout_stats = {name: value + self.rollout_stats.get(name, 0) for name, value in stats.items()}

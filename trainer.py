@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 import checkpoint
 import evaluation
@@ -24,7 +23,9 @@ from badsteps import BadSteps
 from config import Config, TrainConfig, UserError
 from data import Problem, ProblemStream
 from groups import SampledStep, by_prompt, equal_share, with_overlong_penalty, without_equal_groups
+from interruption import Interruption, Request
 from minibatch import plan_updates
+from ranks import Ranks
 from report.writers import RunWriter, console_line
 from reward import Grade, grade_trajectory, score
 from rollout.records import RolloutRecord, SamplingConfig, Scored, StopReason
@@ -56,7 +57,7 @@ class Trainer:
         self,
         config: Config,
         policy: Any,
-        sample: Callable[[Sequence[list[int]], Sequence[int], int, SamplingConfig], list[RolloutRecord]],
+        sample: Callable[[Sequence[list[int]], int, Callable[[], int], SamplingConfig], list[RolloutRecord]],
         rollout_stats: Callable[[], Any],
         chat: Any,
         tokenizer: Any,
@@ -66,53 +67,66 @@ class Trainer:
     ):
         self.config, self.policy, self.chat, self.tokenizer = config, policy, chat, tokenizer
         self.data, self.eval_data, self.run_dir = data, eval_data, run_dir
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.ranks = Ranks()
         self.stream = ProblemStream(len(data.problems), config.train.seed, config.data.shuffle)
+        self._store = checkpoint.CheckpointStore(
+            run_dir, policy, lambda folder: tokenizer.save_pretrained(folder), rank=self.ranks.rank,
+            gather=self.ranks.gather, keep=config.train.keep_checkpoints,
+        )  # fmt: skip
         self._sample, self._rollout_stats = sample, rollout_stats
-        self._writer = RunWriter(run_dir) if self.rank == 0 else None
-        self._bad_steps = BadSteps(run_dir, self.rank, config.train.max_bad_steps)
+        self._writer = RunWriter(run_dir) if self.ranks.rank == 0 else None
+        self._bad_steps = BadSteps(run_dir, self.ranks.rank, config.train.max_bad_steps)
         self._seconds: dict[str, float] = {}
         self.train_seconds = 0.0
 
     def resume(self, folder: Path) -> int:
         """Continues from a checkpoint; returns the steps already taken."""
-        step = checkpoint.load(folder, self.policy)
+        state = checkpoint.load(folder, self.policy, self.ranks.rank, self.ranks.gather)
         if self._writer:
-            self._writer.rewind(step)
-        return step
+            self._writer.rewind(state["step"])
+        return state["step"]
 
     def run(self, first_step: int = 0) -> None:
-        """Steps `first_step` (from 0) to the last, each with its checkpoint where one is due."""
+        """Steps `first_step` (from 0) to the last, or until a signal or train.max_minutes asks for an end.
+
+        A checkpoint is written while the next rollout runs, and is in its place before the next update.
+        """
         steps = self.config.train.steps
-        for step in range(first_step, steps):
-            row = self.train_step(step)
-            done = step + 1
-            if self.eval_data and _due(done, self.config.eval.every, steps):
-                row |= self.evaluate(done)
-            if self._writer:
-                self._writer.metrics(row)
-                print(console_line(row, steps, SHOWN), flush=True)
-            if _due(done, self.config.train.save_every, steps):
-                checkpoint.save(
-                    self.run_dir, done, self.policy, self.tokenizer.save_pretrained, self.rank, dist.barrier
-                )
+        with Interruption(self.config.train.max_minutes) as interruption:
+            for step in range(first_step, steps):
+                row = self.train_step(step)
+                done = step + 1
+                if self.eval_data and _due(done, self.config.eval.every, steps):
+                    row |= self.evaluate(done)
+                if self._writer:
+                    self._writer.metrics(row)
+                    print(console_line(row, steps, SHOWN), flush=True)
+                request = interruption.agreed(self.ranks.gather)
+                if request or _due(done, self.config.train.save_every, steps):
+                    self._store.begin(done, {"score": row.get("eval_avg_at_k")})
+                if request is Request.STOP:
+                    break
+            self._store.finish()
 
     def train_step(self, step: int) -> dict[str, Any]:
         """One step; the metrics row. `step` counts from 0, the row's "step" from 1."""
         started = time.perf_counter()
         self._seconds = {}
         sampled = self._sample_groups(step)
+        with self._clock("save"):
+            self._store.finish()
+        stats = None
         with self._clock("update"):
-            plan = [ranks[self.rank] for ranks in plan_updates(sampled.trained, self.config, self.world_size)]
-            stats = None
-            if plan:  # else no group of the step has two different rewards
-                stats = update(self.policy, plan, self.config.loss, learning_rate(step, self.config.train))
+            updates = plan_updates(sampled.trained, self.config, self.ranks.world_size)
+            mine = [parts[self.ranks.rank] for parts in updates]
+            if mine:  # else no group of the step has two different rewards
+                stats = update(self.policy, mine, self.config.loss, learning_rate(step, self.config.train))
         with self._clock("write"):
             if self._writer:
                 answers = [self.data.problems[index].answer for index in sampled.indices]
                 self._writer.trajectories(step + 1, sampled.records, sampled.scored, answers)
         if stats:
-            self._bad_steps.watch(step + 1, plan, stats)
+            self._bad_steps.watch(step + 1, mine, stats)
         self._seconds["total"] = time.perf_counter() - started
         self.train_seconds += self._seconds["total"]
         return self._row(step, sampled, stats)
@@ -120,24 +134,24 @@ class Trainer:
     def _sample_groups(self, step: int) -> SampledStep:
         """The step's groups; with rollout.max_refills, equal ones are replaced by those of further problems."""
         rollout = self.config.rollout
-        step_ = SampledStep()
+        sampled = SampledStep()
         wanted = self.stream.indices(step, rollout.prompts_per_step)
         while wanted:
+            first = len(sampled.indices)
+            sampled.indices += wanted
             with self._clock("rollout"):
-                prompts = [self.data.prompts[i] for i in wanted]
-                records = self._rollout(step, prompts, self._sampling(), len(step_.indices))
-            step_.count(asdict(self._rollout_stats()))
-            step_.indices += wanted
-            step_.records += records
+                records = self._rollout(
+                    step, [self.data.prompts[i] for i in sampled.indices], self._sampling(), first
+                )  # fmt: skip
             with self._clock("reward"):
-                scored = self._score(records, step_.indices)
-            step_.scored += scored
-            step_.trained += without_equal_groups(scored) if rollout.max_refills else scored
-            missing = rollout.prompts_per_step - len(by_prompt(step_.trained))
-            if step_.rounds == 1 + rollout.max_refills:
+                scored = self._score(records, sampled.indices)
+            trained = without_equal_groups(scored) if rollout.max_refills else scored
+            sampled.add(records, scored, trained, asdict(self._rollout_stats()))
+            if sampled.rounds > rollout.max_refills:
                 break
-            wanted = self.stream.refill(step, step_.rounds, missing, step_.indices)
-        return step_
+            missing = rollout.prompts_per_step - len(by_prompt(sampled.trained))
+            wanted = self.stream.refill(step, sampled.rounds, missing, sampled.indices)
+        return sampled
 
     def _sampling(self) -> SamplingConfig:
         rollout = self.config.rollout
@@ -151,19 +165,17 @@ class Trainer:
         )
 
     def _rollout(
-        self, step: int, prompts: Sequence[list[int]], sampling: SamplingConfig, first_index: int = 0
+        self, step: int, prompts: Sequence[list[int]], sampling: SamplingConfig, first: int = 0
     ) -> list[RolloutRecord]:
-        """This rank's share of the prompts, then every rank's records in (prompt, sample) order.
+        """Every rank's records in (prompt, sample) order; ranks draw the work from one counter.
 
-        first_index: prompt_index of the first; the others follow
+        first: prompts before it were sampled by an earlier round of the step, and only keep their places
         """
-        mine = range(self.rank, len(prompts), self.world_size)
         self.policy.eval()
-        records = self._sample([prompts[i] for i in mine], [first_index + i for i in mine], step, sampling)
-        if self.world_size > 1:
-            parts: list[list[RolloutRecord]] = [[] for _ in range(self.world_size)]
-            dist.all_gather_object(parts, records)
-            records = [record for part in parts for record in part]
+        count = self.ranks.counter(f"{sampling.seed} {step} {first}")
+        skipped = first * sampling.n_samples_per_prompt
+        mine = self._sample(prompts, step, lambda: skipped + count(), sampling)
+        records = [record for part in self.ranks.gather(mine) for record in part]
         return sorted(records, key=lambda r: (r.prompt_index, r.sample_index))
 
     def _score(self, records: Sequence[RolloutRecord], indices: Sequence[int]) -> list[Scored]:

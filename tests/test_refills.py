@@ -21,12 +21,14 @@ def trainer(tmp_path, spread, refills: int, problems: int = 9, prompts: int = 2)
     })  # fmt: skip
     calls = []
 
-    def sample(texts, indices, step, sampling):
-        calls.append((texts, list(indices), step))
+    def sample(texts, step, take, sampling):
         lines = {True: ("PPA", "PPAA"), False: ("PPA", "PPA")}  # FakeChat reads id 12 as right, id 13 as wrong
-        return [
-            record(lines[index in spread][i], prompt=index, sample=i, first_id=10) for index in indices for i in (0, 1)
-        ]
+        made = []
+        while (number := take()) < 2 * len(texts):
+            index, i = divmod(number, 2)
+            made.append(record(lines[index in spread][i], prompt=index, sample=i, first_id=10))
+        calls.append((texts, sorted({r.prompt_index for r in made}), step))
+        return made
 
     data = TrainingData([Problem("x", "12", line) for line in range(problems)], [[n] for n in range(problems)])
     made = Trainer(config, FakePolicy(), sample, lambda: RolloutStats(steps=3), FakeChat(), None, data, None, tmp_path)
@@ -39,7 +41,7 @@ def test_equal_groups_are_replaced_until_the_step_is_full(tmp_path):
     assert {s.record.prompt_index for s in step.trained} == {1, 3}
     assert [indices for _, indices, _ in calls] == [[0, 1], [2], [3]]  # one group was missing, twice
     assert len(set(step.indices)) == 4  # no problem twice in a step
-    assert [text for texts, _, _ in calls for [text] in texts] == step.indices
+    assert [text for [text] in calls[-1][0]] == step.indices
     assert len(step.records) == len(step.scored) == 8
     assert step.rounds == 3
     assert step.rollout_stats["steps"] == 9  # summed over the rounds
