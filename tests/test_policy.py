@@ -98,7 +98,7 @@ def test_the_gradient_equals_plain_autograd_over_a_padded_batch():
     Random weights: the trained ones are so sharp that two fp32 forwards differ by 1e-5 of themselves.
     """
     policy = make_policy(model={"random_weights": True})
-    backward(policy, collate(step(), "dapo", 10_000, 1)[0])
+    backward(policy, micro_batches(step()))
     model = AutoModelForCausalLM.from_config(policy.model.config, dtype=torch.float32, attn_implementation="eager")
     model.load_state_dict(policy.model.state_dict())
     items = step()
