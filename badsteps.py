@@ -6,7 +6,6 @@ The weights are untouched by such a step (policy.py); the step counter, and with
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,26 +28,25 @@ class BadSteps:
         self._in_a_row = 0
 
     def watch(self, step: int, minibatches: Sequence[Batches], stats: UpdateStats) -> None:
-        """Writes `bad_steps/step_N_rank_R.pt` where an update of step N (from 1) was bad. Raises NotFiniteError.
+        """Writes `bad_steps/step_N_rank_R.pt` where an update of step N (from 1) was bad.
 
         The file is a list, one entry per bad update: its place, loss and gradient norm, and this rank's micro-batches
         as dictionaries of `ResponseTokenBatch` fields (`torch.load(..., weights_only=True)`).
         """
         bad = [index for index, one in enumerate(stats.updates) if one.is_bad]
-        if not bad:
-            self._in_a_row = 0
-            return
-        self._in_a_row += 1
-        path = self._folder / f"step_{step}_rank_{self._rank}.pt"
-        self._folder.mkdir(exist_ok=True)
-        torch.save([_entry(index, minibatches[index], stats) for index in bad], path)
+        self._in_a_row = self._in_a_row + 1 if bad else 0
+        if bad:
+            self._folder.mkdir(exist_ok=True)
+            entries = [_entry(index, minibatches[index], stats) for index in bad]
+            torch.save(entries, self._folder / f"step_{step}_rank_{self._rank}.pt")
+
+    def check(self, step: int) -> None:
+        """Raises NotFiniteError after the last allowed bad step in a row."""
         if self._in_a_row >= self._limit:
-            worst = stats.updates[bad[0]]
-            what = "gradient" if math.isfinite(worst.loss) else "loss"
             raise NotFiniteError(
-                f"step {step}: {what} not finite, {self._in_a_row} steps in a row (train.max_bad_steps="
-                f"{self._limit}); the batches are in {self._folder}; lower train.learning_rate, or resume from an "
-                "earlier checkpoint"
+                f"step {step}: loss or gradient not finite in {self._in_a_row} steps in a row (train.max_bad_steps="
+                f"{self._limit}); no weight was changed by them, and their batches are in {self._folder}; lower "
+                "train.learning_rate, or resume from an earlier checkpoint"
             )
 
 

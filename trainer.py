@@ -101,6 +101,7 @@ class Trainer:
                 if self._writer:
                     self._writer.metrics(row)
                     print(console_line(row, steps, SHOWN), flush=True)
+                self._bad_steps.check(done)
                 request = interruption.agreed(self.ranks.gather)
                 if request or _due(done, self.config.train.save_every, steps):
                     self._store.begin(done, {"score": row.get("eval_avg_at_k")})
@@ -151,6 +152,7 @@ class Trainer:
                 break
             missing = rollout.prompts_per_step - len(by_prompt(sampled.trained))
             wanted = self.stream.refill(step, sampled.rounds, missing, sampled.indices)
+        _check_sandbox(sampled.records)
         return sampled
 
     def _sampling(self) -> SamplingConfig:
@@ -183,12 +185,6 @@ class Trainer:
 
         indices: the problem of each prompt_index
         """
-        spoilt = sum(r.stop is StopReason.TOOL_INFRA for r in records)
-        if spoilt > MAX_INFRA_SHARE * len(records):
-            raise InfraError(
-                f"the sandbox failed in {spoilt} of {len(records)} trajectories of one step, more than "
-                f"{MAX_INFRA_SHARE:.0%}; see the tool's report at the start of the run"
-            )
         answers = [self.data.problems[index].answer for index in indices]
         scored = score(records, self._grades(records, answers), self.config.reward.scale)
         return with_overlong_penalty(scored, self.config)
@@ -255,6 +251,16 @@ class Trainer:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started
+
+
+def _check_sandbox(records: Sequence[RolloutRecord]) -> None:
+    """Raises InfraError where it spoilt too many of a step's trajectories."""
+    spoilt = sum(r.stop is StopReason.TOOL_INFRA for r in records)
+    if spoilt > MAX_INFRA_SHARE * len(records):
+        raise InfraError(
+            f"the sandbox failed in {spoilt} of {len(records)} trajectories of one step, more than "
+            f"{MAX_INFRA_SHARE:.0%}; see the tool's report at the start of the run"
+        )
 
 
 def _due(done: int, every: int, steps: int) -> bool:

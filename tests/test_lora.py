@@ -28,6 +28,20 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(monkeypatch)
     lora.check_available(LoraConfig(rank=0))
 
 
+def test_a_run_that_needs_it_is_refused_before_anything_is_written(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(lora, "check_available", lambda settings: check_without_peft(settings, monkeypatch))
+    assert run(tmp_path / "run", "lora.rank=4") == 2
+    assert "needs the package peft" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def check_without_peft(settings, monkeypatch, check=lora.check_available):
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name: None)
+        check(settings)
+
+
 def trained_policy(steps: int = 2):
     policy = make_policy(lora=LORA, loss={"kl_coef": 0.1})
     for _ in range(steps):
