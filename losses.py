@@ -37,11 +37,11 @@ def policy_losses(
     """
     low, high = clip_range(loss)
     if loss.policy == "cispo":
-        return cispo(logprobs, old_logprobs, advantages, low, high)
+        return cispo_policy_loss(logprobs, old_logprobs, advantages, low, high)
     log_ratio = logprobs - old_logprobs
     if loss.policy == "gspo":
         log_ratio = row_means(log_ratio, rows, num_rows)
-    return clipped_surrogate(log_ratio.exp(), advantages, low, high, loss.dual_clip)
+    return grpo_policy_loss(log_ratio.exp(), advantages, low, high, loss.dual_clip)
 
 
 def clip_range(loss: LossConfig) -> tuple[float, float]:
@@ -53,7 +53,7 @@ def clip_range(loss: LossConfig) -> tuple[float, float]:
     )
 
 
-def clipped_surrogate(
+def grpo_policy_loss(
     ratio: Tensor, advantages: Tensor, low: float, high: float, dual_clip: float | None
 ) -> TokenLosses:
     """PPO-clip (Schulman et al. 2017, eq. 7) with separate bounds (DAPO, Yu et al. 2025, eq. 10) and dual clip.
@@ -75,7 +75,9 @@ def clipped_surrogate(
     return TokenLosses(-surrogate, clipped)
 
 
-def cispo(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, low: float, high: float) -> TokenLosses:
+def cispo_policy_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, low: float, high: float
+) -> TokenLosses:
     """Clipped importance weights on the plain policy gradient (MiniMax-M1, 2025, section 3.1): no token is dropped.
 
     l = -sg(clip(r, 1 - low, 1 + high)) A log pi,  r = exp(logp - old), sg: no gradient.  All tensors [N].
