@@ -48,8 +48,8 @@ def dealt(rows: list[Row], config: Row) -> list[list[Row]]:
     always = config["loss"]["kl_coef"] > 0
     moving = [p for p in groups if always or any(r["advantage"] for r in groups[p])]
     still = [p for p in groups if p not in moving]
-    count = config["train"]["updates_per_rollout"]
-    shares = [[*moving[i::count], *still[i::count]] for i in range(count) if moving[i::count]]
+    count = min(config["train"]["updates_per_rollout"], len(moving))
+    shares = [[*moving[i::count], *still[i::count]] for i in range(count)]
     return [[row for prompt in share for row in groups[prompt]] for share in shares]
 
 

@@ -36,9 +36,9 @@ def plan_updates(scored: Sequence[Scored], config: Config, world_size: int) -> l
     with_kl = loss.kl_coef > 0
     active = [g for g in groups if with_kl or not is_equal(g)]
     idle = [g for g in groups if not (with_kl or not is_equal(g))]
-    count = train.updates_per_rollout
+    count = min(train.updates_per_rollout, len(active))
     updates = []
-    for first in range(min(count, len(active))):
+    for first in range(count):
         items = [s for group in active[first::count] + idle[first::count] for s in group]
         items.sort(key=lambda s: (s.record.prompt_index, s.record.sample_index))
         weights = token_weights(items, loss.policy, token_budget(config.rollout))

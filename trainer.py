@@ -224,7 +224,7 @@ class Trainer:
             "correct": sum(s.reward > 0 for s in scored) / count,
             "trajectories": len(records),
             "equal_groups": equal_share(scored),
-            "trained_trajectories": len(sampled_step.trained),
+            "kept_trajectories": len(sampled_step.trained),
             "refills": sampled_step.rounds - 1,
             "sampled_tokens": sampled,
             "length": sum(len(r.token_ids) for r in records) / max(len(records), 1),

@@ -90,7 +90,8 @@ def test_every_group_is_in_exactly_one_update_and_siblings_stay_together():
 
 
 def test_fewer_groups_with_a_spread_make_fewer_updates():
-    assert len(plan_updates(step(((1.0, -1.0), (0.0, 0.0))), config(updates=4), 1)) == 1
+    [update] = plan_updates(step(((1.0, -1.0), (0.0, 0.0), (0.0, 0.0))), config(updates=4), 1)
+    assert next(iter(rows(update).values()))[0] == pytest.approx(1 / 13)  # every equal group still counts
     assert plan_updates(step(((0.0, 0.0),)), config(updates=4), 1) == []
     assert plan_updates([], config(), 1) == []
 

@@ -60,8 +60,8 @@ def test_a_resumed_run_continues_bit_for_bit(straight, tmp_path):
 def test_two_ranks_have_the_figures_of_one(straight, tmp_path):
     launch(tmp_path, 2, *SETS, "--set", "train.max_tokens_per_micro_batch=16384", "--set", "train.save_every=2")
     for one, two in zip(metrics(straight), metrics(tmp_path), strict=True):
-        assert {k: two[k] for k in ("reward", "refills", "trained_trajectories", "stops", "skipped")} == {
-            k: one[k] for k in ("reward", "refills", "trained_trajectories", "stops", "skipped")
+        assert {k: two[k] for k in ("reward", "refills", "kept_trajectories", "stops", "skipped")} == {
+            k: one[k] for k in ("reward", "refills", "kept_trajectories", "stops", "skipped")
         }
         for name in ("loss", "grad_norm", "kl", "importance_mean", "stale_p99", "stale_ess", "stale_k3"):
             if name in one:

@@ -57,7 +57,7 @@ def test_rounds_are_bounded_and_the_step_trains_on_what_there_is(tmp_path):
 def test_where_nothing_ever_has_a_spread_the_step_is_skipped_and_written(tmp_path):
     made, calls = trainer(tmp_path, spread=set(), refills=2)
     row = made.train_step(0)
-    assert (row["skipped"], row["refills"], row["trained_trajectories"]) == (True, 2, 0)
+    assert (row["skipped"], row["refills"], row["kept_trajectories"]) == (True, 2, 0)
     assert row["trajectories"] == 12
     assert len((tmp_path / "trajectories/step_1.jsonl").read_text().splitlines()) == 12
     assert len(calls) == 3
