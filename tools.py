@@ -16,12 +16,13 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import config
-from sandbox import limits, render, wire
+from sandbox import limits, render, report, wire
 
 QUEUE_CALLS = 4096  # calls under way at once; submit waits beyond
 _BOOT = "import sys; sys.path.insert(0, {root!r}); from sandbox import broker; broker.main({fd})"
@@ -74,8 +75,13 @@ class _Pending:
 class PythonTool:
     """Runs programs in single-use, kernel-isolated processes. Thread-safe; close() it, or leave that to exit."""
 
-    def __init__(self, settings: config.ToolConfig):
+    def __init__(self, settings: config.ToolConfig, *, without: Sequence[str] = ()):
+        """Starts the processes and waits until they serve. `without` leaves layers off, to test what they do.
+
+        Raises SandboxError, naming the setting and the mend.
+        """
         self._settings = settings
+        self._without = list(without)
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._room = threading.BoundedSemaphore(QUEUE_CALLS)
@@ -159,7 +165,7 @@ class PythonTool:
             boot = _BOOT.format(root=_ROOT, fd=theirs.fileno())
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-B", "-c", boot, json.dumps(self._broker_config())],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=limits.ENVIRONMENT,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=self._environment(),
                 pass_fds=(theirs.fileno(),),
             )  # fmt: skip
         self._frames = wire.FrameReader()
@@ -167,23 +173,39 @@ class PythonTool:
             data = self._socket.recv(1 << 18)
             for header, _ in self._frames.feed(data):
                 if header["op"] == "hello":
-                    return str(header["hello"])
+                    return self._accept(header["hello"])
                 self._stop_process()
                 raise SandboxError(header["error"])
             if not data:
                 self._stop_process()
                 raise SandboxError("the sandbox's broker died at start; its words are above")
 
+    def _accept(self, hello: dict[str, Any]) -> str:
+        boundary, line = report.verdict(hello)
+        settings = self._settings
+        if not boundary and settings.require == "boundary":
+            self._stop_process()
+            raise SandboxError(f"tool.require='boundary': this host does not give one; {line}; set 'best_effort' or mend it")
+        if not boundary and settings.import_filter == "off" and not self._without:
+            self._stop_process()
+            raise SandboxError(f"tool.import_filter='off': needs a boundary, and this host gives none; {line}; set 'on'")
+        return line
+
     def _broker_config(self) -> dict[str, Any]:
         settings = self._settings
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         running = settings.max_running or max(2, cores - 2)
         spares = min(max(32, 8 * running), 128)
-        paths = [path for path in sys.path if path and os.path.basename(path) != os.path.basename(_ROOT)]
-        zygote = {"paths": paths, "preload": settings.preload, "memory_mb": settings.memory_mb, "tasks": spares + 64}
+        paths = _library_paths()
+        prefixes = [os.path.join(prefix, "lib") for prefix in (sys.base_prefix, sys.prefix)]
+        zygote = {"paths": paths, "readable": list(filter(os.path.exists, [*prefixes, *paths])), "preload": settings.preload,
+                  "memory_mb": settings.memory_mb, "tasks": spares + 64, "without": self._without}  # fmt: skip
         return {"max_running": running, "spares": spares, "low_water": running + 2, "zygote": zygote,
                 "show_last_value": settings.show_last_value,
                 "import_filter": settings.import_filter == "on"}  # fmt: skip
+
+    def _environment(self) -> dict[str, str]:
+        return limits.ENVIRONMENT if "environment" not in self._without else dict(os.environ) | limits.ENVIRONMENT
 
     def _stop_process(self) -> None:
         self._socket.close()
@@ -247,3 +269,10 @@ class PythonTool:
                   "cpu_s": 0.0, "queue_s": 0.0, "timeout_s": 0.0, "cut": [0, 0], "sizes": [0, 0, 0, 0]}  # fmt: skip
         for number in numbers:
             self._resolve(header | {"id": number}, b"")
+
+
+def _library_paths() -> list[str]:
+    """Where modules are found, the project's own folders and scripts left out."""
+    names = ("lib-dynload", "site-packages", "dist-packages")
+    stdlib = os.path.dirname(os.__file__)
+    return [p for p in sys.path if p == stdlib or os.path.basename(p) in names or p.endswith(".zip")]

@@ -124,7 +124,7 @@ class Broker:
         return {
             "queued": len(self._queue), "running": len(self._running), "spares": self._pool.spares(),
             "retried": self._retried, "zygote_restarts": max(self._pool.restarts, 0),
-            "zygote_pid": zygote.process.pid if zygote else 0,
+            "zygote_pid": zygote.hello["pid"] if zygote and zygote.hello else 0,
         }  # fmt: skip
 
     def _dispatch(self) -> None:

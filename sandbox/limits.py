@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from typing import NamedTuple
 
 ZYGOTE_FDS = 64  # a zygote holds fewer descriptors than this
 CODE_BYTES = 64 << 10
@@ -23,22 +22,20 @@ ENVIRONMENT = {
 }
 
 
-class Settings(NamedTuple):
-    """What a zygote tells its children once."""
-
-    address_space: int  # bytes: the zygote's own size plus tool.memory_mb
-    tasks: int  # processes and threads of the sandbox's user
+SCRATCH_VARIABLES = ("HOME", "TMPDIR", "MPLCONFIGDIR")  # set to the call's own folder
 
 
-def apply(settings: Settings) -> None:
-    """Sets the limits of this process for good (the address space keeps HEADROOM_BYTES above the soft limit)."""
+def apply(address_space: int, tasks: int) -> None:
+    """Limits this process for good: `address_space` bytes (and HEADROOM_BYTES kept back), `tasks` of its user.
+
+    With tasks 0 neither a process nor a thread can be started, except by root of the host.
+    """
     limit = resource.setrlimit
-    soft = settings.address_space
-    limit(resource.RLIMIT_AS, (soft, soft + HEADROOM_BYTES))
+    limit(resource.RLIMIT_AS, (address_space, address_space + HEADROOM_BYTES))
     limit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     limit(resource.RLIMIT_CORE, (0, 0))
     limit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
-    limit(resource.RLIMIT_NPROC, (settings.tasks, settings.tasks))
+    limit(resource.RLIMIT_NPROC, (tasks, tasks))
 
 
 def allow_headroom() -> None:

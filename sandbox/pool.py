@@ -12,10 +12,12 @@ import contextlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
@@ -29,7 +31,8 @@ RESPAWN_DELAYS_S = (0.0, 0.1, 0.5, 2.0, 5.0)
 Outcome = tuple[str, bool, int, float, str]  # status, value shown, exit code or signal, CPU seconds, error type
 _FORGED: Outcome = ("crash", False, 0, 0.0, "it wrote on the tool's own channel")
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_BOOT = "import sys; sys.path.insert(0, {root!r}); from sandbox import zygote; zygote.main({fd}, {config!r})"
+# Fork hooks (random, threading) would run in every child and are not needed: a zygote has one thread and seeds per call.
+_BOOT = "import os, sys; os.register_at_fork = lambda **hooks: None; sys.path.insert(0, {root!r}); from sandbox import zygote; zygote.main({fd}, {config!r})"
 
 
 class Slot:
@@ -60,11 +63,15 @@ class Zygote:
 
     def __init__(self, config: dict[str, Any]):
         self.socket, theirs = socket.socketpair()
+        self.scratch = tempfile.mkdtemp(prefix="python-tool-")
+        if os.geteuid() == 0:
+            os.chmod(self.scratch, 0o1733)  # the children's own user makes folders here, and lists nothing
+        config = config | {"scratch": self.scratch}
         with theirs:
             boot = _BOOT.format(root=_ROOT, fd=theirs.fileno(), config=config)
             self.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-B", "-c", boot],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=limits.ENVIRONMENT,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=dict(os.environ),
                 pass_fds=(theirs.fileno(),),
             )  # fmt: skip
         self.slots: dict[int, Slot] = {}
@@ -126,6 +133,7 @@ class Zygote:
         for slot in self.slots.values():
             slot.close()
         self.slots.clear()
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 class Pool:
