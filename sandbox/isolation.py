@@ -35,7 +35,7 @@ class Isolation:
 
     def __init__(self, plan: Plan):
         self.plan = plan
-        self._filter = seccomp.SystemCallFilter() if plan.seccomp else None
+        self._filter = seccomp.SystemCallFilter(plan.namespaces) if plan.seccomp else None
         self._ruleset = -1
         self._address_space = 0
 

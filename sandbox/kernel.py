@@ -24,7 +24,8 @@ _PDEATHSIG, _SET_DUMPABLE, _NO_NEW_PRIVS, _SET_SECCOMP = 1, 4, 38, 22
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
-_libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4 if SUPPORTED else None
+if SUPPORTED:
+    _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 _NUMBERS = {"pivot_root": (155, 41), "capset": (126, 91), "mount_setattr": (442, 442)}
 
 
@@ -67,7 +68,9 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    if _libc.mount(source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags), data.encode()):
+    if _libc.mount(
+        source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags), data.encode()
+    ):
         _fail(f"mount {target}")
 
 

@@ -6,13 +6,14 @@ A layer counts only when the forbidden thing was tried and refused; version numb
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import resource
 import socket
 from collections.abc import Callable
 
-from sandbox import isolation, kernel, landlock, limits, namespaces, seccomp
+from sandbox import isolation, kernel, landlock, namespaces, seccomp
 
 _CANARIES = (os.path.abspath(__file__), "/etc/passwd", "/etc/hostname")
 
@@ -31,7 +32,7 @@ class Outside:
         self.listener.close()
 
     def breaches_of_files(self) -> list[str]:
-        return [f"read {path}" for path in self.files if _works(lambda path=path: open(path).close())]
+        return [f"read {path}" for path in self.files if _works(functools.partial(_open_and_close, path))]
 
     def breaches_of_network(self) -> list[str]:
         return ["connected to a port of the host"] if _works(self._connect) else []
@@ -41,6 +42,11 @@ class Outside:
 
     def _connect(self) -> None:
         socket.create_connection(self.address, timeout=1.0).close()
+
+
+def _open_and_close(path: str) -> None:
+    with open(path, "rb"):
+        pass
 
 
 def _works(action: Callable[[], object]) -> bool:
@@ -122,9 +128,9 @@ def _namespaces(plan: isolation.Plan, outside: Outside) -> list[str]:
     def inside() -> list[str]:
         namespaces.enter(plan.readable, root)
         namespaces.mount_scratch()
-        written = [path for path in plan.readable if _works(lambda: os.mkdir(os.path.join(path, "x-probe")))]
-        breaches = [f"wrote to {path}" for path in written]
-        return breaches + outside.breaches_of_files() + outside.breaches_of_network() + outside.breaches_of_processes()
+        wrote = [path for path in plan.readable if _works(functools.partial(os.mkdir, f"{path}/x"))]
+        breaches = [f"wrote below {path}" for path in wrote] + outside.breaches_of_files()
+        return breaches + outside.breaches_of_network() + outside.breaches_of_processes()
 
     return in_scratch_process(inside)
 
@@ -145,7 +151,7 @@ def _landlock(plan: isolation.Plan, outside: Outside) -> list[str]:
 
 
 def _seccomp() -> list[str]:
-    seccomp.SystemCallFilter().install(os.getpid())
+    seccomp.SystemCallFilter(own_root=False).install(os.getpid())
     return _breaches_of_system_calls()
 
 
@@ -163,7 +169,7 @@ def whole(box: isolation.Isolation, outside_files: list[str]) -> list[str]:
         box.enter_child(0)
         breaches = []
         if plan.namespaces or plan.landlock:
-            breaches += [f"read {path}" for path in outside_files if _works(lambda path=path: open(path).close())]
+            breaches += [f"read {path}" for path in outside_files if _works(functools.partial(_open_and_close, path))]
         if plan.seccomp:
             breaches += _breaches_of_system_calls()
         if plan.limits:

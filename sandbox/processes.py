@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import _posixsubprocess
+import _thread
 import errno
 import os
 import sys
 
-_NAMES = ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "execv", "execve", "popen")
+_NAMES = ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "execv", "execve")
 
 
-def _refused(*_: object, **__: object) -> None:
-    raise PermissionError(errno.EPERM, "starting processes is not allowed here")
+class Refused(PermissionError):
+    """What a program may not do; to the program it is a PermissionError, to the tool a refusal."""
 
 
-def refuse() -> None:
-    """Replaces what starts processes in this interpreter, for programs; it is no layer, only an answer."""
+Refused.__qualname__, Refused.__module__ = "PermissionError", "builtins"  # as its traceback names it
+
+
+def _no_process(*_: object, **__: object) -> int:
+    raise Refused(errno.EPERM, "starting processes is not allowed here")
+
+
+def _no_thread(*_: object, **__: object) -> int:
+    raise Refused(errno.EPERM, "starting threads is not allowed here")
+
+
+def refuse(threads: bool) -> None:
+    """Replaces what starts processes (and threads) in this interpreter, for programs. No layer, only an answer."""
     for name in _NAMES:
         if hasattr(os, name):
-            setattr(os, name, _refused)
-    import _posixsubprocess
-
-    _posixsubprocess.fork_exec = _refused  # type: ignore[assignment]
+            setattr(os, name, _no_process)
+    _posixsubprocess.fork_exec = _no_process
     loaded = sys.modules.get("subprocess")
     if loaded is not None:
-        loaded._fork_exec = _refused  # type: ignore[attr-defined]
+        vars(loaded)["_fork_exec"] = _no_process
+    if threads:
+        _thread.start_new_thread = _thread.start_new = _no_thread
+        loaded = sys.modules.get("threading")
+        if loaded is not None:
+            vars(loaded)["_start_new_thread"] = _no_thread

@@ -12,16 +12,16 @@ import builtins
 import contextlib
 import io
 import linecache
-import random
+import os
 import sys
 import traceback
 import types
 from typing import NamedTuple
 
-from sandbox import control, imports, limits, source
+from sandbox import control, imports, limits, processes, seeds, source
 
 FILE = "<python>"  # the program's file name in tracebacks
-_DEFAULT_HOOK = sys.excepthook
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class Outcome(NamedTuple):
@@ -58,11 +58,13 @@ def rehearse() -> None:
     names = [prefix + name + prefix for name in ("stdin", "stdout", "stderr") for prefix in ("", "__")]
     saved = {name: getattr(sys, name) for name in names}
     main = sys.modules["__main__"]
+    finders = list(sys.meta_path)
     for _ in range(10):  # the interpreter specializes a function's code after eight runs
         run(b"print(47*83+29)", 0, False, True, wind_down=False)
     for name, stream in saved.items():
         setattr(sys, name, stream)
     sys.modules["__main__"] = main
+    sys.meta_path[:] = finders
 
 
 def _open(fd: int) -> io.TextIOWrapper:
@@ -84,7 +86,7 @@ def _run(code: bytes, seed: int, show_last: bool, filter_imports: bool) -> Outco
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
-    _seed(seed)
+    seeds.seed(seed)
     exec(source.finish(body, FILE, "exec"), main.__dict__)
     if last is None:
         return Outcome(control.OK)
@@ -92,13 +94,6 @@ def _run(code: bytes, seed: int, show_last: bool, filter_imports: bool) -> Outco
     if value is not None:
         sys.stdout.write(f"{value!r}\n")
     return Outcome(control.OK, shown=value is not None)
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed(seed % 2**32)
 
 
 def _wind_down() -> None:
@@ -113,12 +108,28 @@ def _report(error: BaseException, stderr: io.TextIOWrapper) -> Outcome:
     if isinstance(error, SystemExit):
         return _exit(error, stderr)
     limits.allow_headroom()
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != FILE:
-        trace = trace.tb_next  # the frames above the program are ours
-    stderr.write("".join(traceback.format_exception(type(error), error, trace)))
+    stderr.write("".join(_traced(error).format()))
+    if isinstance(error, processes.Refused):
+        return Outcome(control.REFUSED, "Refused")
     letter = control.OUT_OF_MEMORY if isinstance(error, MemoryError) else control.ERROR
     return Outcome(letter, type(error).__name__)
+
+
+def _traced(error: BaseException) -> traceback.TracebackException:
+    """Python's own traceback, of the error and of those it came from, without the frames of this package."""
+    traced = traceback.TracebackException.from_exception(error, compact=True)
+    todo: list[traceback.TracebackException | None] = [traced]
+    seen = set()
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        frames = [frame for frame in one.stack if not frame.filename.startswith(_OURS)]
+        if len(frames) < len(one.stack):
+            one.stack = traceback.StackSummary.from_list(frames)
+        todo += [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
+    return traced
 
 
 def _exit(error: SystemExit, stderr: io.TextIOWrapper) -> Outcome:

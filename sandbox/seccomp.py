@@ -12,7 +12,7 @@ import ctypes
 import errno
 
 from sandbox import kernel
-from sandbox.syscalls import ALLOWED, ARCHITECTURES, CONDITIONAL, numbers
+from sandbox.syscalls import ALLOWED, ARCHITECTURES, CONDITIONAL, METADATA, numbers
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _JUMP, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x05, 0x06
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
@@ -39,9 +39,10 @@ class _Program(ctypes.Structure):
 class SystemCallFilter:
     """The filter for this machine, ready to be installed in forked children."""
 
-    def __init__(self, machine: str = kernel.MACHINE):
-        instructions = build(machine)
-        self._array = (_Filter * len(instructions))(*instructions)
+    def __init__(self, own_root: bool):
+        """`own_root`: the program sees a private root, so that it may change metadata by path."""
+        instructions = build(kernel.MACHINE, own_root)
+        self._array = (_Filter * len(instructions))(*(_Filter(*row) for row in instructions))
         self._program = _Program(len(instructions), self._array)
         self._pids = [self._array[i] for i, row in enumerate(instructions) if row[3] == _OWN_PID]
         self._groups = [self._array[i] for i, row in enumerate(instructions) if row[3] == _OWN_GROUP]
@@ -56,10 +57,10 @@ class SystemCallFilter:
         kernel.set_seccomp_filter(self._program)
 
 
-def build(machine: str) -> list[Instruction]:
+def build(machine: str, own_root: bool) -> list[Instruction]:
     """The whole program for x86_64 or aarch64, with placeholders for the process id."""
     leaves: dict[int, list[Instruction]] = {}
-    for number in numbers(ALLOWED, machine).values():
+    for number in numbers(ALLOWED + METADATA * own_root, machine).values():
         leaves[number] = [(_RETURN, 0, 0, _ALLOW)]
     conditions = _conditions()
     for name, number in numbers(CONDITIONAL, machine).items():
@@ -110,6 +111,14 @@ def _conditions() -> dict[str, list[Instruction]]:
         "prctl": _one_of(0, _PRCTLS),
         "prlimit64": _one_of(0, (0,)),
         "socketpair": _one_of(0, (1,)),  # AF_UNIX: an event loop's own wake-up pair
+        "sendto": [  # without an address: to the pair's other end only
+            (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * 4),
+            (_EQUAL, 0, 3, 0),
+            (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * 4 + 4),
+            (_EQUAL, 0, 1, 0),
+            (_RETURN, 0, 0, _ALLOW),
+            (_RETURN, 0, 0, _REFUSE),
+        ],
     }
 
 

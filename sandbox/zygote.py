@@ -19,7 +19,7 @@ import socket
 import sys
 from typing import Any
 
-from sandbox import child, control, isolation, kernel, namespaces, probe, processes, program
+from sandbox import cgroup, child, control, isolation, kernel, namespaces, probe, processes, program
 
 _fork = os.fork  # the name in os is taken from programs below
 
@@ -79,7 +79,7 @@ class Zygote:
             slot = self._slots.pop(pid, None)
             if slot is not None:
                 del self._pids[slot]
-                record = control.DEATH.pack(slot, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
+                record = control.DEATH.pack(slot, status, usage.ru_utime + usage.ru_stime)
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     self._socket.sendall(record)
 
@@ -99,6 +99,7 @@ def main(fd: int, config: dict[str, Any]) -> None:
 
 def _prepare(config: dict[str, Any]) -> tuple[dict[str, Any], isolation.Isolation]:
     """Everything before the first order: layers, preload, warm caches. Raises ImportError, OSError, RuntimeError."""
+    grouped = cgroup.join(config["cgroup"])
     plan = isolation.Plan(config["readable"], config["scratch"], config["memory_mb"] << 20, config["tasks"])
     probe.find(plan, set(config["without"]))
     if "environment" in config["without"]:
@@ -126,10 +127,20 @@ def _prepare(config: dict[str, Any]) -> tuple[dict[str, Any], isolation.Isolatio
     for fact in facts.values():
         os.close(fact)
     breaches = probe.whole(box, outside.files)
-    processes.refuse()
+    processes.refuse(threads=plan.limits and not plan.seccomp)
     _tidy()
-    hello = {"pid": pid, "namespaces": plan.namespaces, "landlock": plan.landlock, "seccomp": plan.seccomp,
-             "limits": plan.limits, "uid": os.getuid(), "missing": plan.missing, "breaches": breaches}  # fmt: skip
+    hello = {
+        "pid": pid,
+        "namespaces": plan.namespaces,
+        "landlock": plan.landlock,
+        "seccomp": plan.seccomp,
+        "limits": plan.limits,
+        "cgroup": grouped,
+        "uid": os.getuid(),
+        "missing": plan.missing,
+        "breaches": breaches,
+        "shielded": plan.namespaces or plan.seccomp or plan.landlock >= 6,  # programs cannot signal the zygote
+    }
     return hello, box
 
 
@@ -157,7 +168,7 @@ def _virtual_bytes(facts: dict[str, int]) -> int:
 
 
 def _tidy() -> None:
-    """Leaves the heap as children shall find it: none of our modules by name, warm caches, nothing for the collector."""
+    """Leaves the heap as children shall find it: without our modules' names, caches warm, nothing to collect."""
     atexit._clear()
     program.rehearse()
     for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
