@@ -26,6 +26,7 @@ class Plan:
     landlock: int = 0  # its ABI
     seccomp: bool = False
     identity: int | None = None  # the uid to become where namespaces do not do that; None: stay
+    unprivileged: bool = True  # capabilities are dropped
     limits: bool = True
     missing: dict[str, str] = field(default_factory=dict)  # layer: why it is off
 
@@ -79,7 +80,8 @@ class Isolation:
                 devices = ["/dev/null", "/dev/zero", "/dev/urandom"]
                 ruleset = landlock.ruleset([*plan.readable, *devices], [scratch, "/dev/null"], plan.landlock)
             landlock.restrict(ruleset)
-        kernel.drop_capabilities()
+        if plan.unprivileged:
+            kernel.drop_capabilities()
         if not plan.namespaces:
             kernel.die_with_parent()
         kernel.set_dumpable(0)

@@ -93,7 +93,8 @@ def find(plan: isolation.Plan, without: set[str]) -> None:
     plan.seccomp = "seccomp" not in plan.missing
     plan.landlock = 0 if "landlock" in plan.missing else landlock.abi()
     plan.limits = "limits" not in without
-    if os.geteuid() == 0 and not plan.namespaces and "identity" not in without:
+    plan.unprivileged = "identity" not in without
+    if os.geteuid() == 0 and not plan.namespaces and plan.unprivileged:
         reasons = in_scratch_process(lambda: _identity(plan))
         if not reasons:
             plan.identity = namespaces.UID
