@@ -76,10 +76,10 @@ class PythonTool:
         except StartError as error:
             raise SandboxError(str(error)) from error
         boundary, self.report = report.verdict(self._link.hello)
-        demand = _demand(settings, boundary or bool(without))
+        demand = "" if boundary else _demand(settings, bool(without))
         if demand:
             self.close()
-            raise SandboxError(f"{demand}: this host gives no boundary: {self.report}")
+            raise SandboxError(f"{demand}: {self.report}")
         atexit.register(self.close)
 
     def submit(self, code: str, seed: int = 0, timeout: float | None = None) -> Future[ToolResult]:
@@ -129,14 +129,12 @@ class PythonTool:
         )  # fmt: skip
 
 
-def _demand(settings: config.ToolConfig, boundary: bool) -> str:
-    """The setting that asks for a boundary where there is none, with its mend; empty when all is well."""
-    if boundary:
-        return ""
+def _demand(settings: config.ToolConfig, layers_left_off: bool) -> str:
+    """The setting that asks for the boundary which this host lacks, with its mend; empty when none does."""
     if settings.require == "boundary":
-        return "tool.require='boundary': set 'best_effort', or mend the host"
-    if settings.import_filter == "off":
-        return "tool.import_filter='off': set 'on', or mend the host"
+        return "tool.require='boundary': this host gives none; set 'best_effort' or mend the host"
+    if settings.import_filter == "off" and not layers_left_off:
+        return "tool.import_filter='off': needs a boundary, and this host gives none; set 'on' or mend the host"
     return ""
 
 

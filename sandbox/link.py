@@ -108,9 +108,14 @@ class Link:
 
     def _send(self, request: _Request) -> None:
         request.attempts += 1
-        # On a broken socket the reader thread sees the end too, and sends the request to the next broker.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._socket.sendall(request.frame)
+        self._outbox += request.frame
+        self._flush()
+
+    def _flush(self) -> None:
+        """Sends what the socket takes. It holds more than one request, so an answer comes and the rest goes then."""
+        # On a broken socket the reader thread sees the end too, and sends what is under way to the next broker.
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+            del self._outbox[: self._socket.send(self._outbox, socket.MSG_DONTWAIT)]
 
     def _start(self) -> dict[str, Any]:
         """Starts a broker and returns its hello once it serves. Raises StartError."""
@@ -124,6 +129,7 @@ class Link:
                 pass_fds=(theirs.fileno(),), start_new_session=True,
             )  # fmt: skip
         self._frames = wire.FrameReader()
+        self._outbox = bytearray()  # requests that the socket has not taken yet
         while data := self._receive():
             for header, _ in self._frames.feed(data):
                 if header["op"] == "hello":
@@ -153,6 +159,9 @@ class Link:
             for header, payload in self._frames.feed(data):
                 if header["op"] == "answer":
                     self._resolve(header, payload)
+            if self._outbox:
+                with self._lock:
+                    self._flush()
             if not data and not self._replace():
                 return
 
