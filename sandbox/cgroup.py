@@ -6,7 +6,6 @@ Version 2 and version 1 are tried at the usual mount point. Nothing depends on i
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import time
 
@@ -65,10 +64,10 @@ def remove(folders: list[str], patience_s: float = 0.0) -> None:
 
 def _sweep(parent: str) -> None:
     """Removes groups of this broker, or of a dead one, whose processes are all gone."""
-    for folder in glob.glob(os.path.join(parent, _PREFIX + "*")):
-        owner = os.path.basename(folder).removeprefix(_PREFIX).partition("-")[0]
-        if owner == str(os.getpid()) or not os.path.exists(f"/proc/{owner}"):
-            remove([folder])
+    for name in os.listdir(parent):
+        owner = name.removeprefix(_PREFIX).partition("-")[0]
+        if name.startswith(_PREFIX) and (owner == str(os.getpid()) or not os.path.exists(f"/proc/{owner}")):
+            remove([os.path.join(parent, name)])
 
 
 def _write(path: str, text: str) -> None:

@@ -25,10 +25,13 @@ _ATTRIBUTES = frozenset(
 _TRIGGERS = ("import", "__", "open", "tb_frame", "f_back", "f_globals")
 
 
-def refusal(text: str, *trees: object) -> str:
+def may_refuse(text: str) -> bool:
+    """Whether the tree has to be looked at; a program without any trigger word is spared the cost of one."""
+    return not text.isascii() or any(word in text for word in _TRIGGERS)
+
+
+def refusal(*trees: object) -> str:
     """Why the program is refused, in words for the model; empty when it is not."""
-    if text.isascii() and not any(word in text for word in _TRIGGERS):
-        return ""
     for tree in trees:
         for node in _walk(tree) if isinstance(tree, _ast.AST) else ():
             reason = _reason(node)

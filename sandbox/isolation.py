@@ -7,28 +7,25 @@ system-call filter, after which no layer can be changed.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 
 from sandbox import kernel, landlock, limits, namespaces, seccomp
 
 LAYERS = ("namespaces", "landlock", "seccomp", "identity", "limits", "environment")  # names to leave one out in tests
 
 
-@dataclass(slots=True)
 class Plan:
-    """Which layers are on. Filled by probe.find."""
+    """Which layers are on. probe.find fills in what the host gives."""
 
-    readable: list[str]  # folders of the interpreter and its libraries
-    scratch_base: str  # where scratch folders are made when there are no namespaces
-    memory_bytes: int  # tool.memory_mb
-    tasks: int  # processes and threads of the sandbox's user, zygote and spares included
-    namespaces: bool = False
-    landlock: int = 0  # its ABI
-    seccomp: bool = False
-    identity: int | None = None  # the uid to become where namespaces do not do that; None: stay
-    unprivileged: bool = True  # capabilities are dropped
-    limits: bool = True
-    missing: dict[str, str] = field(default_factory=dict)  # layer: why it is off
+    def __init__(self, readable: list[str], scratch_base: str, memory_bytes: int, tasks: int):
+        self.readable = readable  # folders of the interpreter and its libraries
+        self.scratch_base = scratch_base  # where scratch folders are made when there are no namespaces
+        self.memory_bytes = memory_bytes  # tool.memory_mb
+        self.tasks = tasks  # processes and threads of the sandbox's user, zygote and spares included
+        self.namespaces = self.seccomp = False
+        self.landlock = 0  # its ABI
+        self.identity: int | None = None  # the uid to become where namespaces do not do that; None: stay
+        self.unprivileged = self.limits = True  # capabilities are dropped; resource limits are set
+        self.missing: dict[str, str] = {}  # layer: why it is off
 
 
 class Isolation:

@@ -36,7 +36,7 @@ def refuse(threads: bool) -> None:
     if loaded is not None:
         vars(loaded)["_fork_exec"] = _no_process
     if threads:
-        _thread.start_new_thread = _thread.start_new = _no_thread
-        loaded = sys.modules.get("threading")
-        if loaded is not None:
-            vars(loaded)["_start_new_thread"] = _no_thread
+        for name in ("start_new_thread", "start_new", "start_joinable_thread"):  # the last since Python 3.13
+            for module, prefix in ((_thread, ""), (sys.modules.get("threading"), "_")):
+                if hasattr(module, prefix + name):
+                    setattr(module, prefix + name, _no_thread)

@@ -170,7 +170,7 @@ def _virtual_bytes(facts: dict[str, int]) -> int:
 def _tidy() -> None:
     """Leaves the heap as children shall find it: without our modules' names, caches warm, nothing to collect."""
     atexit._clear()
-    program.rehearse()
+    program.prepare()
     for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
         del sys.modules[name]
     gc.collect()

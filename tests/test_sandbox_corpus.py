@@ -1,7 +1,7 @@
 """Every program of tests/cases/sandbox.jsonl, in every mode; and each layer's own cases fail without it.
 
-The gate runs the full box as root and as an ordinary user, and one degraded profile; the others are marked slow. A case
-whose layer is off counts as "not enforced": it may neither pass nor fail.
+The gate runs the full box as root and as an ordinary user, and one degraded profile; the others are marked slow.
+A case whose layer is off counts as "not enforced": it neither passes nor fails.
 """
 
 import json
@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 import sandbox_corpus
 
 HERE = Path(__file__).resolve().parent
@@ -22,7 +21,9 @@ is_root = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not is_root, reason="only root can become another user")
 
 
-def _pass(import_filter: str, without: tuple = (), other_user: bool = False, ids: set | None = None) -> dict[str, dict]:
+def _pass(
+    import_filter: str, without: tuple = (), other_user: bool = False, ids: set | None = None
+) -> dict[str, dict]:
     if not other_user:
         return sandbox_corpus.run(import_filter, without, ids)
     script, user = str(HERE / "sandbox_corpus.py"), str(HERE / "sandbox_user.py")

@@ -12,7 +12,9 @@ import tools
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel layers are Linux's")
 SETTINGS = config.ToolConfig(preload=(), max_running=2, import_filter="off", timeout_seconds=5.0)
-TRY = "\n".join(["def attempt(f):", "    try: return 'DONE ' + str(f())", "    except OSError as e: return type(e).__name__"])
+TRY = "\n".join(
+    ["def attempt(f):", "    try: return 'DONE ' + str(f())", "    except OSError as e: return type(e).__name__"]
+)
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +99,9 @@ def test_calls_that_run_at_once_do_not_see_each_other_s_files(tool):
 
 
 def test_what_a_program_sees_of_the_host_is_the_interpreter_and_nothing_else(tool):
-    code = "import os\nprint(sorted(os.listdir('/')), os.path.exists('/proc'), os.path.exists('/etc/passwd'), os.getuid())"
-    seen = tool(code)
-    assert "False False 64000" in seen and "home" not in seen and "sys'" not in seen
+    seen = tool("import os\nprint(os.getuid(), *sorted(os.listdir('/')))").split()
+    assert seen[0] == "64000" and {"proc", "sys", "home", "var", "boot"}.isdisjoint(seen)
+    assert tool("import os\nprint(os.path.exists('/etc/passwd'))") == "False"
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     assert tool(f"import os\nprint(os.path.exists({here + '/tools.py'!r}))") == "False"
     assert tool("import os\nprint(sorted(os.environ))") == (
@@ -151,7 +153,13 @@ def test_descriptors_passed_to_the_broker_go_nowhere(tool):
 
 
 def test_hostile_and_ordinary_calls_side_by_side(tool):
-    hostile = ["while True: pass", "import os\nos.abort()", "x = [0] * 10**12", "print('y' * 10**8)", "import os\nos._exit(9)"]
+    hostile = [
+        "while True: pass",
+        "import os\nos.abort()",
+        "x = [0] * 10**12",
+        "print('y' * 10**8)",
+        "import os\nos._exit(9)",
+    ]
     futures = [tool.submit(code, timeout=0.3 if "while" in code else None) for code in hostile * 2]
     answers = []
     threads = [threading.Thread(target=lambda i=i: answers.append((i, tool(f"print({i})")))) for i in range(20)]

@@ -69,6 +69,8 @@ def test_shortening_keeps_head_and_tail_and_counts_what_is_missing(segments, lim
 
 
 def test_the_last_line_of_a_flood_is_still_shown():
-    shown = render.render(ANSWER | {"cut": [934_464, 0]}, [b"x" * 32768, b"x" * 30000 + b"\nANSWER=42\n", b"", b""], 4000)
+    shown = render.render(
+        ANSWER | {"cut": [934_464, 0]}, [b"x" * 32768, b"x" * 30000 + b"\nANSWER=42\n", b"", b""], 4000
+    )
     assert shown.truncated and shown.text.endswith("ANSWER=42") and len(shown.text) < 4100
     assert "characters cut" in shown.text and "characters cut" in shown.stdout

@@ -22,7 +22,9 @@ def test_a_fence_round_all_the_code_goes(text, code):
     assert source.unwrap(text) == code
 
 
-@pytest.mark.parametrize("text", ["```python\nprint(1)\n", "```python\na\n```\nthen\n```python\nb", "x = '''\n```\n'''"])
+@pytest.mark.parametrize(
+    "text", ["```python\nprint(1)\n", "```python\na\n```\nthen\n```python\nb", "x = '''\n```\n'''"]
+)
 def test_anything_else_is_left_as_it_is(text):
     assert source.unwrap(text) == text
 

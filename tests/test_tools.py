@@ -44,7 +44,12 @@ def test_an_endless_power_ends_and_the_tool_goes_on(tool):
     ("code", "status", "error_type", "text"),
     [
         ("print('partial')\n1/0", "error", "ZeroDivisionError", "partial\nTraceback (most recent call last):\n"),
-        ("print('row')\nwhile True: pass", "timeout", "Timeout", "row\nTimeoutError: the program ran longer than 0.4 s"),
+        (
+            "print('row')\nwhile True: pass",
+            "timeout",
+            "Timeout",
+            "row\nTimeoutError: the program ran longer than 0.4 s",
+        ),
         ("x = [0] * 10**12", "out_of_memory", "MemoryError", "Traceback"),
         ("while True: print('x' * 1000)", "output_limit", "OutputLimit", "xxx"),
         ("import sys\nsys.exit(3)", "exit", "SystemExit", "Exited with status 3"),
@@ -64,8 +69,9 @@ def test_each_end_has_its_status_and_its_words(tool, code, status, error_type, t
 
 
 def test_a_traceback_shows_the_program_s_lines_and_none_of_ours(tool):
-    code = "def f(x):\n    return 1 / x\ntry:\n    f(0)\nexcept ZeroDivisionError as e:\n    raise ValueError('no') from e"
-    text = tool(code)
+    text = tool(
+        "def f(x):\n    return 1 / x\ntry: f(0)\nexcept ZeroDivisionError as e:\n    raise ValueError('no') from e"
+    )
     assert "    return 1 / x" in text and 'File "<python>", line 2, in f' in text and text.endswith("ValueError: no")
     assert "sandbox" not in text and "exec(" not in text
 
@@ -89,7 +95,7 @@ def test_numpy_and_sympy_come_preloaded_and_seeded():
 
 
 def test_a_library_that_is_not_there_is_named_with_the_mend():
-    with pytest.raises(tools.SandboxError, match="tool.preload='no_such_library'.*take it from the list"):
+    with pytest.raises(tools.SandboxError, match=r"tool.preload='no_such_library'.*take it from the list"):
         tools.PythonTool(dataclasses.replace(SETTINGS, preload=("no_such_library",)))
 
 
@@ -145,13 +151,13 @@ def test_close_is_idempotent_and_a_closed_tool_refuses_calls():
 
 def test_a_demanded_boundary_that_the_host_lacks_refuses_to_start():
     strict = dataclasses.replace(SETTINGS, require="boundary")
-    with pytest.raises(tools.SandboxError, match="tool.require='boundary'.*no seccomp"):
+    with pytest.raises(tools.SandboxError, match=r"tool.require='boundary'.*no seccomp"):
         tools.PythonTool(strict, without=("seccomp",))
 
 
 def test_an_open_import_filter_needs_a_boundary(monkeypatch):
     monkeypatch.setattr(tools.report, "verdict", lambda hello: (False, "sandbox: BEST EFFORT"))
-    with pytest.raises(tools.SandboxError, match="tool.import_filter='off'.*set 'on'.*BEST EFFORT"):
+    with pytest.raises(tools.SandboxError, match=r"tool.import_filter='off'.*set 'on'.*BEST EFFORT"):
         tools.PythonTool(dataclasses.replace(SETTINGS, import_filter="off"))
 
 
