@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _signal
+import contextlib
 import os
 import resource
 import time
@@ -33,7 +34,8 @@ def live(fds: tuple[int, int, int], slot: int, box: Isolation) -> None:
     outcome = program.run(code, seed, bool(show_last), bool(filter_imports))
     used = time.process_time() - start
     record = control.pack_outcome(outcome.letter, outcome.shown, outcome.exit_code, used, outcome.error_type)
-    os.write(CONTROL_FD, record)
+    with contextlib.suppress(OSError):  # the program closed it: then its death is all that is known
+        os.write(CONTROL_FD, record)
 
 
 def _place(control_fd: int, out: int, err: int) -> None:

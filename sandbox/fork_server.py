@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from typing import Any
 
 from sandbox import cgroup, control
@@ -107,12 +108,13 @@ class Zygote:
         self.slots: dict[int, Slot] = {}
         self.hello: dict[str, Any] | None = None
         self.served = self.starting = 0
+        self.born = time.monotonic()
         self.last_fork = 0.0
         self.next_memory_check = self.first_resident_bytes = 0
         self._buffer = bytearray()
 
-    def read(self) -> list[tuple[int, int, float]] | None:
-        """The deaths it reports (slot, wait status, CPU seconds); None when it is gone. Sets hello."""
+    def read(self) -> list[tuple[int, int, float, int]] | None:
+        """The deaths it reports (slot, wait status, CPU s, peak bytes); None when it is gone. Sets hello."""
         try:
             data = self.socket.recv(1 << 16)
         except ConnectionResetError:

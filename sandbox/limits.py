@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import sys
 
 ZYGOTE_FDS = 64  # a zygote holds fewer descriptors than this
 CODE_BYTES = 64 << 10
 OUTPUT_BYTES = 8 << 20  # both streams together; a call that writes more is ended
 FILE_BYTES = 64 << 20
 HEADROOM_BYTES = 64 << 20  # address space kept back to format a MemoryError
+STACK_BYTES = 8 << 20
 OPEN_FILES = 64
 
 ENVIRONMENT = {
@@ -32,18 +34,33 @@ def apply(address_space: int, tasks: int) -> None:
 
     With tasks 0 neither a process nor a thread can be started, except by root of the host.
     """
-    limit = resource.setrlimit
-    limit(resource.RLIMIT_AS, (address_space, address_space + HEADROOM_BYTES))
-    limit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
-    limit(resource.RLIMIT_CORE, (0, 0))
-    limit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
-    limit(resource.RLIMIT_NPROC, (tasks, tasks))
+    _limit(resource.RLIMIT_AS, address_space, address_space + HEADROOM_BYTES)
+    _limit(resource.RLIMIT_FSIZE, FILE_BYTES, FILE_BYTES)
+    _limit(resource.RLIMIT_STACK, STACK_BYTES, STACK_BYTES)
+    _limit(resource.RLIMIT_CORE, 0, 0)
+    _limit(resource.RLIMIT_MEMLOCK, 0, 0)
+    _limit(resource.RLIMIT_NOFILE, OPEN_FILES, OPEN_FILES)
+    _limit(resource.RLIMIT_NPROC, tasks, tasks)
+
+
+def _limit(kind: int, soft: int, hard: int) -> None:
+    """Sets a limit, or keeps the lower one that the host has set already."""
+    top = resource.getrlimit(kind)[1]
+    if top != resource.RLIM_INFINITY:
+        hard = min(hard, top)
+    soft = min(soft, hard)
+    try:
+        resource.setrlimit(kind, (soft, hard))
+    except (OSError, ValueError):
+        if sys.platform == "linux":
+            raise
+        # macOS knows some limits by name only; the probe finds out and the report says so.
 
 
 def allow_headroom() -> None:
     """Opens the kept-back address space, so that the report of a MemoryError does not fail for lack of memory."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    _limit(resource.RLIMIT_AS, hard, hard)
 
 
 def disk_bytes(folder: str) -> int:

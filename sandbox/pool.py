@@ -21,6 +21,8 @@ FORKS_AT_ONCE = 4  # orders under way, so that a zygote answers a kill soon
 RECYCLE_GROWTH = 1.2  # of the zygote's resident memory
 _MEMORY_CHECK_CALLS = 256
 _START_S = 30.0  # a child that is not ready by then shows that its zygote hangs
+FORK_PAUSE_S = 0.1  # times the number of children in a row that died before they were ready
+_PRELOAD_S = 120.0
 _RESPAWN_S = (0.0, 0.1, 0.5, 2.0, 5.0)  # pauses after the first, second, ... failure in a row
 MAX_FAILURES = 12  # in a row; then the broker gives up
 
@@ -43,7 +45,7 @@ class Pool:
         self._zygotes: list[Zygote] = []
         self._numbers = 0
         self._ready: deque[Slot] = deque()  # of the current zygote
-        self._respawn_at = 0.0
+        self._respawn_at = self._fork_at = 0.0
         self.current: Zygote | None = None  # the one that forks; it has said hello
         self.failures = 0  # in a row
         self.error = ""  # of the last failure
@@ -76,8 +78,13 @@ class Pool:
             if pause <= 0:
                 self._spawn()
                 pause = 60.0
+        newest = self._zygotes[-1] if self._zygotes else None
+        if newest is not None and newest.hello is None and now - newest.born > _PRELOAD_S:
+            self._lose(newest, f"the fork server did not start within {_PRELOAD_S:g} s; shorten tool.preload")
         current = self.current
-        if current is not None:
+        if current is not None and now < self._fork_at:
+            pause = min(pause, self._fork_at - now)
+        elif current is not None:
             goal = self._config["low_water"] if busy else self._config["spares"]
             while current.starting < FORKS_AT_ONCE and len(self._ready) + current.starting < goal:
                 self._fork(current, now)
@@ -116,10 +123,11 @@ class Pool:
             return
         if zygote.hello is not None and zygote is self._zygotes[-1] and zygote is not self.current:
             self._succeed(zygote)
-        for number, status, cpu_s in deaths:
+        for number, status, cpu_s, peak_bytes in deaths:
             slot = zygote.slots.pop(number, None)
             if slot is not None:
-                self._bury(slot, status, cpu_s)
+                big = peak_bytes - zygote.first_resident_bytes > self._config["zygote"]["memory_mb"] << 18  # a quarter
+                self._bury(slot, status, cpu_s, big)
         if zygote is not self.current and zygote.hello is not None and not zygote.slots:
             self._drop(zygote)
 
@@ -153,11 +161,12 @@ class Pool:
             slot.outcome = control.unpack_outcome(data) or _FORGED
             self._on_outcome(slot)
 
-    def _bury(self, slot: Slot, status: int, cpu_s: float) -> None:
+    def _bury(self, slot: Slot, status: int, cpu_s: float, big: bool) -> None:
         state, slot.state = slot.state, "dead"
         if state == "starting":
             slot.zygote.starting -= 1
             self.failures += 1
+            self._fork_at = time.monotonic() + FORK_PAUSE_S * self.failures
             slot.err.drain(1 << 16)
             self.error = (
                 b"".join(slot.err.pieces()).decode("utf-8", "replace").strip()[-500:] or "a child died at start"
@@ -166,7 +175,7 @@ class Pool:
             self._ready.remove(slot)
         elif state == "running":
             data = slot.receive() if slot.watched and not slot.verdict else b""
-            slot.outcome = (control.unpack_outcome(data) or _FORGED) if data else _obituary(slot, status, cpu_s)
+            slot.outcome = (control.unpack_outcome(data) or _FORGED) if data else _obituary(slot, status, cpu_s, big)
             self._on_outcome(slot)
         self._unwatch(slot)
         slot.close()
@@ -207,16 +216,20 @@ class Pool:
             self._drop(zygote, patience_s=0.5)
 
 
-def _obituary(slot: Slot, status: int, cpu_s: float) -> Outcome:
-    """What a wait status says about a program that did not report an outcome itself."""
+def _obituary(slot: Slot, status: int, cpu_s: float, big: bool) -> Outcome:
+    """What a wait status says about a program that did not report an outcome itself.
+
+    A SIGKILL that is not ours comes from the processor-time limit, from the kernel when memory is short (it takes the
+    biggest), or from the program itself.
+    """
     if slot.verdict:
         verdict = "error" if slot.verdict == "disk_limit" else slot.verdict
         return verdict, False, 0, cpu_s, _VERDICT_TYPES[slot.verdict]
     if not os.WIFSIGNALED(status):
         return "exit", False, os.WEXITSTATUS(status), cpu_s, "SystemExit"
     number = os.WTERMSIG(status)
-    if number == signal.SIGKILL:
-        # Not from us, and no other process can reach it: the processor-time limit, or the kernel short of memory.
-        over = cpu_s >= slot.call.timeout_s
-        return ("timeout", False, 0, cpu_s, "Timeout") if over else ("out_of_memory", False, 0, cpu_s, "OutOfMemory")
+    if number == signal.SIGKILL and cpu_s >= slot.call.timeout_s:
+        return "timeout", False, 0, cpu_s, "Timeout"
+    if number == signal.SIGKILL and big:
+        return "out_of_memory", False, 0, cpu_s, "OutOfMemory"
     return "crash", False, number, cpu_s, signal.Signals(number).name

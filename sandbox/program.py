@@ -7,6 +7,7 @@ that are alive at exit do not run, since a hanging `__del__` must not turn a fin
 
 from __future__ import annotations
 
+import _sitebuiltins
 import atexit
 import builtins
 import contextlib
@@ -44,6 +45,9 @@ def prepare() -> None:
     for name, stream in streams.items():
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, ""))
+    builtins.help = _sitebuiltins._Helper()
     main = sys.modules["__main__"]
     finders = list(sys.meta_path)
     for _ in range(10):  # the interpreter specializes a function's code after eight runs
@@ -86,14 +90,16 @@ def _run(code: bytes, seed: int, show_last: bool, filter_imports: bool) -> Outco
         if refusal:
             sys.stderr.write(f"Refused: {refusal}\n")
             return Outcome(control.REFUSED, "Refused")
+    program = source.finish(body, FILE, "exec")
+    expression = source.finish(last, FILE, "eval") if last is not None else None  # before anything runs
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
     seeds.seed(seed)
-    exec(source.finish(body, FILE, "exec"), main.__dict__)
-    if last is None:
+    exec(program, main.__dict__)
+    if expression is None:
         return Outcome(control.OK)
-    value = eval(source.finish(last, FILE, "eval"), main.__dict__)
+    value = eval(expression, main.__dict__)
     if value is not None:
         sys.stdout.write(f"{value!r}\n")
     return Outcome(control.OK, shown=value is not None)

@@ -56,7 +56,12 @@ class Zygote:
             os.kill(pid, signal.SIGKILL)
 
     def _start(self, slot: int, fds: tuple[int, int, int]) -> None:
-        pid = _fork()
+        try:
+            pid = _fork()
+        except OSError as error:  # no memory or no process left: the broker waits and tries again
+            os.write(fds[2], f"fork: {error}".encode())
+            self._socket.sendall(control.DEATH.pack(slot, 1 << 8, 0.0, 0))
+            return
         if pid:
             self._slots[pid] = slot
             self._pids[slot] = pid
@@ -79,7 +84,7 @@ class Zygote:
             slot = self._slots.pop(pid, None)
             if slot is not None:
                 del self._pids[slot]
-                record = control.DEATH.pack(slot, status, usage.ru_utime + usage.ru_stime)
+                record = control.DEATH.pack(slot, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10)
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     self._socket.sendall(record)
 

@@ -134,6 +134,33 @@ def test_a_hanging_thread_and_a_thread_bomb_end_with_the_call(tool):
     assert tool("print(1)") == "1"
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "text"),
+    [
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "crash", "Crashed: signal SIGKILL"),
+        ("import os, signal\nos.killpg(0, signal.SIGTERM)", "crash", "Crashed: signal SIGTERM"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", "timeout", "TimeoutError"),
+        ("import ctypes\nctypes.string_at(0)", "crash", "Crashed: signal SIGSEGV"),
+        ("import sys\nsys.setrecursionlimit(10**9)\nf = lambda x: [f(x)]\nf(1)", None, ""),
+        ("import os\nprint('x')\nos.close(3)", "exit", "x\nExited with status 0"),
+        (
+            "import atexit\nprint('x')\natexit.register(lambda: [0 for _ in iter(int, 1)])",
+            "timeout",
+            "x\nTimeoutError",
+        ),
+        ("import sys\nsys.stdin.read() + 'end'\nprint(open(0).read() == '')", "ok", "True"),
+        ("print('\\ud800', '\\x85')", "ok", "\\ud800 \\x85"),
+        ("import sys\nsys.stdout.buffer.write(b'\\xff\\xfe ok')", "ok", "\\xff\\xfe ok"),
+        ("import os\nos.write(2, b'e' * 10**7)", "output_limit", "eee"),
+        ("import numpy as np\nnp.zeros((60000, 60000))", "out_of_memory", "Traceback"),
+    ],
+)
+def test_odd_ends_have_their_status(tool, code, status, text):
+    result = tool.submit(code, timeout=1.0 if status == "timeout" else None).result()
+    assert status is None or (result.status == status and result.text.startswith(text)), result
+    assert tool("print(1)") == "1"
+
+
 def test_a_forged_outcome_misreports_only_itself(tool):
     forge = "import os, time\nprint('x', flush=True)\nos.write(3, b'D0')\ntime.sleep(30)"
     results = [tool.submit(forge), tool.submit("print(2)")]

@@ -16,6 +16,9 @@ from sandbox import source
         ("\ufeff```python\nprint(1)\n```", "print(1)\n"),
         ('```python\ns = "```python\\nx\\n```"\nprint(s)\n```', 's = "```python\\nx\\n```"\nprint(s)\n'),
         ("```python\n```", ""),
+        ("````python\ns = 1\n```\n````", "s = 1\n```\n"),
+        ("~~~\nprint(1)\n~~~", "print(1)\n"),
+        ("```Python 3\nprint(1)\n````", "print(1)\n"),
     ],
 )
 def test_a_fence_round_all_the_code_goes(text, code):

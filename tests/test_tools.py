@@ -55,6 +55,9 @@ def test_an_endless_power_ends_and_the_tool_goes_on(tool):
         ("import sys\nsys.exit(3)", "exit", "SystemExit", "Exited with status 3"),
         ("import sys\nsys.exit('words')", "exit", "SystemExit", "words\nExited with status 1"),
         ("import sys\nprint('a')\nsys.exit()", "ok", "", "a"),
+        ("print('a')\nquit()\nprint('b')", "ok", "", "a"),
+        ("print('a')\nawait f()", "error", "SyntaxError", '  File "<python>", line 2'),
+        ("import signal", "refused", "Refused", "Refused: import of 'signal'"),
         ("import os", "refused", "Refused", "Refused: import of 'os' is not allowed (allowed: "),
         ("x = = 2", "error", "SyntaxError", '  File "<python>", line 1\n    x = = 2\n        ^\nSyntaxError: '),
         ("print('a')\0", "error", "SyntaxError", "SyntaxError: source code string cannot contain null bytes"),
@@ -94,6 +97,19 @@ def test_numpy_and_sympy_come_preloaded_and_seeded():
     assert first == again != other and first.endswith("2*sqrt(2)")
 
 
+def test_programs_find_packages_on_the_path_and_not_the_project(tmp_path, monkeypatch):
+    for name, inside in (("libraries", "thing-1.0.dist-info"), ("project", "data")):
+        (tmp_path / name / inside).mkdir(parents=True)
+        (tmp_path / name / f"{name}_module.py").write_text(f"print('found {name}')")
+        monkeypatch.syspath_prepend(str(tmp_path / name))
+    made = tools.PythonTool(dataclasses.replace(SETTINGS, preload=("libraries_module",)))
+    seen = made("import sys\nprint(sys.path)")
+    made.close()
+    assert str(tmp_path / "libraries") in seen and "project" not in seen
+    with pytest.raises(tools.SandboxError, match="project_module"):
+        tools.PythonTool(dataclasses.replace(SETTINGS, preload=("project_module",)))
+
+
 def test_a_library_that_is_not_there_is_named_with_the_mend():
     with pytest.raises(tools.SandboxError, match=r"tool.preload='no_such_library'.*take it from the list"):
         tools.PythonTool(dataclasses.replace(SETTINGS, preload=("no_such_library",)))
@@ -104,6 +120,7 @@ def test_a_last_expression_is_shown_when_that_is_on(notebook):
     assert (result.text, result.value_shown) == ("42", True)
     assert notebook("x = 6") == "(no output)" and notebook("None") == "(no output)"
     assert notebook("x = 41\nx + 1;") == "42"  # a semicolon hides nothing
+    assert "a" not in notebook.submit("print('a')\nawait f()").result().stdout  # nothing runs when a part is wrong
 
 
 def test_without_it_a_last_expression_shows_nothing(tool):
