@@ -67,6 +67,9 @@ class PythonTool:
 
         Raises SandboxError, naming the setting and the mend.
         """
+        unknown = set(without) - set(report.LAYERS)
+        if unknown:
+            raise ValueError(f"without={sorted(unknown)}: not among {report.LAYERS}")
         self._settings = settings
         self._owner = os.getpid()
         self._counts: Counter[str] = Counter()
@@ -141,7 +144,7 @@ def _demand(settings: config.ToolConfig, layers_left_off: bool) -> str:
 def _broker_settings(settings: config.ToolConfig, without: Sequence[str]) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     running = settings.max_running or max(2, cores - 2)
-    spares = min(max(32, 8 * running), 128)  # enough for a burst; one costs well under a megabyte
+    spares = min(max(32, 8 * running), 128)  # enough for a burst; one costs about a megabyte
     paths = _library_paths()
     prefixes = [os.path.join(prefix, "lib") for prefix in (sys.base_prefix, sys.prefix)]
     zygote = {

@@ -10,8 +10,6 @@ import os
 
 from sandbox import kernel, landlock, limits, namespaces, seccomp
 
-LAYERS = ("namespaces", "landlock", "seccomp", "identity", "limits", "environment")  # names to leave one out in tests
-
 
 class Plan:
     """Which layers are on. probe.find fills in what the host gives."""

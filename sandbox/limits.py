@@ -57,6 +57,11 @@ def _limit(kind: int, soft: int, hard: int) -> None:
         # macOS knows some limits by name only; the probe finds out and the report says so.
 
 
+def limit_processor_time(seconds: int) -> None:
+    """The kernel kills this process when it has used so much, counted from its start."""
+    _limit(resource.RLIMIT_CPU, seconds, seconds)
+
+
 def allow_headroom() -> None:
     """Opens the kept-back address space, so that the report of a MemoryError does not fail for lack of memory."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from sandbox import wire
 
 REQUESTS = 4096  # under way at once; `ask` waits beyond
 ATTEMPTS = 2
+SILENCE_S = 180.0  # beyond the longest time limit asked for: a broker that owes answers and is silent so long hangs
 RESTARTS_IN_A_ROW = 3
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _BOOT = "import sys; sys.path.insert(0, {root!r}); from sandbox import broker; broker.main({fd})"
@@ -60,6 +62,7 @@ class Link:
         self._numbers = 0
         self._up = False  # requests can be sent
         self._ended = ""  # why no more can be served: closed, or broken
+        self._patience_s = SILENCE_S
         self.restarts = 0
         self._scratch = tempfile.TemporaryDirectory(prefix="python-tool-")
         os.chmod(self._scratch.name, 0o711)  # children may have a user of their own
@@ -79,6 +82,7 @@ class Link:
 
     def ask(self, header: dict[str, Any], payload: bytes, finish: Finish) -> Future:
         """Sends one request; the future gets finish(answer). Raises RuntimeError after close()."""
+        self._patience_s = max(self._patience_s, SILENCE_S + header.get("timeout_s", 0.0))
         self._room.acquire()
         with self._lock:
             if self._ended == "closed":
@@ -155,6 +159,7 @@ class Link:
 
     def _read(self) -> None:
         while True:
+            self._wait()
             data = self._receive()
             for header, payload in self._frames.feed(data):
                 if header["op"] == "answer":
@@ -164,6 +169,16 @@ class Link:
                     self._flush()
             if not data and not self._replace():
                 return
+
+    def _wait(self) -> None:
+        """Until the broker says something or ends; one that hangs is ended."""
+        poll = select.poll()  # select() ends at descriptor 1023
+        poll.register(self._socket, select.POLLIN)
+        owed = 0
+        while not poll.poll(1000 * self._patience_s):
+            if owed:
+                self._process.kill()
+            owed = len(self._requests)
 
     def _resolve(self, header: dict[str, Any], payload: bytes) -> None:
         request = self._requests.pop(header["id"])

@@ -75,8 +75,11 @@ def _fork() -> None:
     os.waitpid(pid, 0)
 
 
-def find(plan: isolation.Plan, without: set[str]) -> None:
-    """Fills the plan with the layers that hold on this host; `without` names layers to leave off."""
+def find(plan: isolation.Plan, without: set[str]) -> list[str]:
+    """Fills the plan with the layers that hold on this host; `without` names layers to leave off.
+
+    Returns files outside the box, for `whole` to try.
+    """
     outside = Outside(plan.readable)
     tries: dict[str, Callable[[], list[str]]] = {
         "namespaces": lambda: _namespaces(plan, outside),
@@ -94,12 +97,13 @@ def find(plan: isolation.Plan, without: set[str]) -> None:
     plan.landlock = 0 if "landlock" in plan.missing else landlock.abi()
     plan.limits = "limits" not in without
     plan.unprivileged = "identity" not in without
-    if os.geteuid() == 0 and not plan.namespaces and plan.unprivileged:
+    if kernel.SUPPORTED and os.geteuid() == 0 and not plan.namespaces and plan.unprivileged:
         reasons = in_scratch_process(lambda: _identity(plan))
         if not reasons:
             plan.identity = namespaces.UID
         else:
             plan.missing["identity"] = "; ".join(reasons)
+    return outside.files
 
 
 def in_scratch_process(attempt: Callable[[], list[str]]) -> list[str]:

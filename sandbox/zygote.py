@@ -106,11 +106,9 @@ def _prepare(config: dict[str, Any]) -> tuple[dict[str, Any], isolation.Isolatio
     """Everything before the first order: layers, preload, warm caches. Raises ImportError, OSError, RuntimeError."""
     grouped = cgroup.join(config["cgroup"])
     plan = isolation.Plan(config["readable"], config["scratch"], config["memory_mb"] << 20, config["tasks"])
-    probe.find(plan, set(config["without"]))
+    outside = probe.find(plan, set(config["without"]))
     if "environment" in config["without"]:
         plan.missing["environment"] = "left off"
-    outside = probe.Outside(plan.readable)
-    outside.close()
     box = isolation.Isolation(plan)
     root = False
     if plan.namespaces:
@@ -131,7 +129,7 @@ def _prepare(config: dict[str, Any]) -> tuple[dict[str, Any], isolation.Isolatio
     box.settle(_virtual_bytes(facts))
     for fact in facts.values():
         os.close(fact)
-    breaches = probe.whole(box, outside.files)
+    breaches = probe.whole(box, outside)
     processes.refuse(threads=plan.limits and not plan.seccomp)
     _tidy()
     hello = {

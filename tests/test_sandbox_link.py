@@ -124,6 +124,15 @@ def test_a_broker_that_cannot_come_back_resolves_everything_as_infra(tool, monke
         tool("print(1)")
 
 
+def test_a_broker_that_hangs_is_replaced(monkeypatch):
+    monkeypatch.setattr("sandbox.link.SILENCE_S", 0.2)
+    made = tools.PythonTool(config.ToolConfig(preload=(), max_running=2, timeout_seconds=0.2))
+    os.kill(made.stats()["broker_pid"], signal.SIGSTOP)
+    assert made.submit("print(1)").result(timeout=20).text == "1"
+    assert made.stats()["broker_restarts"] == 1
+    made.close()
+
+
 def test_a_worn_zygote_is_replaced_while_calls_go_on():
     settings = tools._broker_settings(config.ToolConfig(preload=(), max_running=2), ()) | {"recycle_calls": 20}
     link = Link(settings, tools.limits.ENVIRONMENT, tools._INFRA)
