@@ -114,7 +114,7 @@ def _lateness(tool: tools.PythonTool | None, seconds: float = 3.0) -> tuple[floa
     ticker = threading.Thread(target=tick)
     ticker.start()
     if tool is not None:
-        for future in [tool.submit("sum(range(10**6))") for _ in range(300)]:
+        for future in [tool.submit(TINY) for _ in range(300)]:
             future.result()
     ticker.join()
     return _percentile(late, 0.999), max(late)

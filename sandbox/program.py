@@ -50,8 +50,8 @@ def prepare() -> None:
     builtins.help = _sitebuiltins._Helper()
     main = sys.modules["__main__"]
     finders = list(sys.meta_path)
-    for _ in range(10):  # the interpreter specializes a function's code after eight runs
-        run(b"print(47*83+29)", 0, False, True, wind_down=False)  # children need their threads and atexit functions
+    for code in (b"print(47*83+29)", b"import math\nprint(math.sqrt(2))") * 10:  # code is specialized after eight runs
+        run(code, 0, False, True, wind_down=False)  # children need their threads and atexit functions
     sys.modules["__main__"] = main
     sys.meta_path[:] = finders
 

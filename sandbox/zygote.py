@@ -70,6 +70,8 @@ class Zygote:
         try:
             child.live(fds, slot, self._box)
             status = 0
+        except Exception as error:  # a forked child must not go on as a zygote; the broker reads why it died
+            os.write(2, f"{type(error).__name__}: {error}".encode())
         finally:
             os._exit(status)
 
