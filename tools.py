@@ -8,6 +8,7 @@ it live in sandbox/.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 from collections import Counter
@@ -101,10 +102,12 @@ class PythonTool:
         return result.text
 
     def stats(self) -> dict[str, Any]:
-        """Calls by status, restarts, and the broker's queue, running calls, spares and process ids."""
-        inner: dict[str, Any] = self._link.ask({"op": "stats"}, b"", lambda header, _: header).result()
-        mine = {"calls": dict(self._counts), "broker_restarts": self._link.restarts, "broker_pid": self._link.pid}
-        return mine | inner.get("stats", {})
+        """Calls by status and restarts; while it is open also the queue, running calls, spares and process ids."""
+        mine = {"calls": dict(self._counts), "broker_restarts": self._link.restarts}
+        with contextlib.suppress(RuntimeError):  # closed
+            answer = self._link.ask({"op": "stats"}, b"", lambda header, _: header).result()
+            mine |= {"broker_pid": self._link.pid} | answer.get("stats", {})
+        return mine
 
     def close(self) -> None:
         """Ends every process of the tool; calls under way resolve as infra. Idempotent; a fork's copy does nothing."""

@@ -10,6 +10,7 @@ CPU per call is user and system time of trainer, broker and fork server with its
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import resource
@@ -137,6 +138,15 @@ def measure(preload: tuple[str, ...], code: str) -> None:
     tool.close()
 
 
+def _session_size(leader: int) -> int:
+    """Processes of a session: the broker leads one, and everything under it stays there."""
+    size = 0
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            size += entry.name.isdigit() and os.getsid(int(entry.name)) == leader
+    return size
+
+
 def _counts(tool: tools.PythonTool) -> dict[str, int]:
     stats = tool.stats()
     kib = {}
@@ -144,7 +154,7 @@ def _counts(tool: tools.PythonTool) -> dict[str, int]:
         status = Path(f"/proc/{pid}/status").read_text() if Path(f"/proc/{pid}/status").exists() else "VmRSS: 0"
         kib[f"{name}_kib"] = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
     return {
-        "processes": sum(entry.name.isdigit() for entry in Path("/proc").iterdir()),
+        "processes": _session_size(stats["broker_pid"]),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "broker_descriptors": len(os.listdir(f"/proc/{stats['broker_pid']}/fd")),
         "mounts": len(Path("/proc/mounts").read_text().splitlines()),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import selectors
 import socket
 import sys
@@ -24,6 +25,7 @@ from sandbox.pool import MAX_FAILURES, Pool
 
 DRAIN_S = (0.004, 0.02)  # pause between two looks at a running call's output: after output came, and at most
 PARENT_CHECK_S = 0.5
+DESCRIPTORS = 4096
 DISK_CHECK_S = 0.05  # where the scratch folder is not a tmpfs with a size of its own
 OBEY_S = 5.0  # a killed child is dead by then, or its zygote is lost
 _KILLER: Outcome = ("crash", False, 0, 0.0, "it ended the tool's own process")
@@ -169,8 +171,9 @@ class Broker:
         self._running.discard(slot)
         for stream in (slot.out, slot.err):
             stream.drain(limits.OUTPUT_BYTES)
-        pieces = [*slot.out.pieces(), *slot.err.pieces()]
-        self._answer(slot.call, slot.outcome or _INFRA, [slot.out.cut_chars, slot.err.cut_chars], pieces)
+        out, out_cut, out_tail = slot.out.pieces()
+        err, err_cut, err_tail = slot.err.pieces()
+        self._answer(slot.call, slot.outcome or _INFRA, [out_cut, err_cut], [out, out_tail, err, err_tail])
         self._pool.retire(slot)
 
     def _lost(self, call: Call, shielded: bool) -> None:
@@ -226,7 +229,10 @@ class Broker:
 
 
 def main(fd: int) -> None:
-    """Runs a broker on the socket `fd`; its config is the line after the socket's number."""
+    """Runs a broker on the socket `fd`; its config is the program's argument, as JSON."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < DESCRIPTORS:  # three for each child
+        resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS if hard < 0 else min(DESCRIPTORS, hard), hard))
     sock = socket.socket(fileno=fd)
     config = json.loads(sys.argv[1])
     config["zygote"]["scratch"] = config["scratch"]

@@ -18,6 +18,7 @@ OPEN_FILES = 64
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
+    "TZ": "UTC",  # a replay on another host prints the same
     "PYTHONHASHSEED": "0",
     "OPENBLAS_NUM_THREADS": "1",  # a library thread in the zygote would be missing in every child
     "OMP_NUM_THREADS": "1",

@@ -1,7 +1,8 @@
 """The children that are kept ready, and the zygote behind them: refilled, recycled, replaced when it dies.
 
 Invariants: a slot's call is in flight exactly while its state is "running"; a zygote that is lost takes all its slots
-with it, and their calls go back to the broker; a new zygote serves before an old one stops.
+with it, and their calls go back to the broker; a new zygote serves before an old one stops. One zygote serves all
+cores: forking is a small part of what a call costs.
 """
 
 from __future__ import annotations
@@ -168,9 +169,8 @@ class Pool:
             self.failures += 1
             self._fork_at = time.monotonic() + FORK_PAUSE_S * self.failures
             slot.err.drain(1 << 16)
-            self.error = (
-                b"".join(slot.err.pieces()).decode("utf-8", "replace").strip()[-500:] or "a child died at start"
-            )
+            words = slot.err.pieces()[0].decode("utf-8", "replace").strip()[-500:]
+            self.error = f"a child died at start: {words or 'without a word'}"
         elif state == "spare":
             self._ready.remove(slot)
         elif state == "running":

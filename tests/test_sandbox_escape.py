@@ -106,7 +106,7 @@ def test_what_a_program_sees_of_the_host_is_the_interpreter_and_nothing_else(too
     assert tool(f"import os\nprint(os.path.exists({here + '/tools.py'!r}))") == "False"
     assert tool("import os\nprint(sorted(os.environ))") == (
         "['HOME', 'LANG', 'MALLOC_ARENA_MAX', 'MKL_NUM_THREADS', 'MPLCONFIGDIR', 'OMP_NUM_THREADS', "
-        "'OPENBLAS_NUM_THREADS', 'PATH', 'PYTHONHASHSEED', 'TMPDIR']"
+        "'OPENBLAS_NUM_THREADS', 'PATH', 'PYTHONHASHSEED', 'TMPDIR', 'TZ']"
     )
 
 

@@ -162,6 +162,7 @@ def test_close_is_idempotent_and_a_closed_tool_refuses_calls():
     made.close()
     made.close()
     assert pending.result().status == "infra"
+    assert made.stats()["calls"] == {"infra": 1}
     with pytest.raises(RuntimeError, match="closed"):
         made.submit("print(1)")
 
