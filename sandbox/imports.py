@@ -10,11 +10,11 @@ import _ast
 from collections.abc import Iterator
 
 _ALLOWED_WORDS = """
-    __future__ abc array base64 bisect calendar cmath collections contextlib copy csv cvxpy
-    dataclasses datetime decimal difflib enum fractions functools gmpy2 hashlib heapq io itertools
-    json keyword math mpmath networkx numbers numpy operator pandas pprint queue random re scipy
-    secrets shapely statistics string struct sympy sys textwrap time traceback types typing
-    unicodedata uuid warnings zlib
+    __future__ abc array base64 bisect calendar cmath collections contextlib copy csv cvxpy dataclasses
+    datetime decimal difflib enum fractions functools gmpy2 graphlib hashlib heapq html io itertools json
+    keyword math matplotlib more_itertools mpmath networkx numbers numpy operator ortools pandas pprint pulp
+    queue random re scipy secrets shapely sklearn sortedcontainers statistics statsmodels string struct sympy
+    sys textwrap time timeit traceback types typing unicodedata uuid warnings z3 zlib
 """
 ALLOWED = frozenset(_ALLOWED_WORDS.split())
 _NAMES = frozenset({"__import__", "__builtins__", "__loader__", "__spec__", "open"})

@@ -20,6 +20,7 @@ class Plan:
         self.memory_bytes = memory_bytes  # tool.memory_mb
         self.tasks = tasks  # processes and threads of the sandbox's user, zygote and spares included
         self.namespaces = self.seccomp = False
+        self.as_root = False  # the namespaces are made with root's rights, not through a user namespace
         self.landlock = 0  # its ABI
         self.identity: int | None = None  # the uid to become where namespaces do not do that; None: stay
         self.unprivileged = self.limits = True  # capabilities are dropped; resource limits are set
@@ -35,11 +36,11 @@ class Isolation:
         self._ruleset = -1
         self._address_space = 0
 
-    def enter_zygote(self, root: bool) -> None:
+    def enter_zygote(self) -> None:
         """The zygote's own part, before it imports anything else. Raises OSError."""
         plan = self.plan
         if plan.namespaces:
-            namespaces.enter(plan.readable, root)
+            namespaces.enter(plan.readable, plan.as_root)
             os.environ.update(dict.fromkeys(limits.SCRATCH_VARIABLES, namespaces.SCRATCH))
             if plan.landlock:
                 changeable = [namespaces.BOX, "/dev/null"]

@@ -26,28 +26,26 @@ _SYSTEM = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "
 _ALL = kernel.NEW_MOUNT | kernel.NEW_PID | kernel.NEW_NET | kernel.NEW_IPC | kernel.NEW_UTS
 
 
-def leave() -> bool:
+def leave(as_root: bool) -> None:
     """Moves this process into new namespaces; its next fork is process 1 of the new process namespace.
 
-    Returns whether it is root outside, which `enter` has to know. Raises OSError.
+    `as_root` takes the first of the two ways in; `enter` has to be told the same. Raises OSError.
     """
-    root = os.geteuid() == 0
     uid, gid = os.geteuid(), os.getegid()
-    kernel.unshare(_ALL if root else _ALL | kernel.NEW_USER)
-    if not root:
+    kernel.unshare(_ALL if as_root else _ALL | kernel.NEW_USER)
+    if not as_root:
         process = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)
         _write_maps(process, uid, gid)
         os.close(process)
     with contextlib.suppress(OSError):
         socket.sethostname("sandbox")
-    return root
 
 
-def enter(readable: list[str], root: bool) -> None:
+def enter(readable: list[str], as_root: bool) -> None:
     """Builds the private root, goes there, and ends as an unprivileged user of a user namespace. Raises OSError."""
     process = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)
     _build(readable)
-    if root:
+    if as_root:
         become(UID)
         kernel.unshare(kernel.NEW_USER | kernel.NEW_MOUNT)
         _write_maps(process, UID, UID)

@@ -82,13 +82,13 @@ def find(plan: isolation.Plan, without: set[str]) -> list[str]:
     """
     outside = Outside(plan.readable)
     tries: dict[str, Callable[[], list[str]]] = {
-        "namespaces": lambda: _namespaces(plan, outside),
-        "landlock": lambda: _landlock(plan, outside),
-        "seccomp": _seccomp,
+        "namespaces": lambda: _either_way(plan, outside),
+        "landlock": lambda: in_scratch_process(lambda: _landlock(plan, outside)),
+        "seccomp": lambda: in_scratch_process(_seccomp),
     }
     for name, attempt in tries.items():
         reason = "left off" if name in without else "needs Linux on x86_64 or aarch64" if not kernel.SUPPORTED else ""
-        reason = reason or "; ".join(in_scratch_process(attempt))
+        reason = reason or "; ".join(attempt())
         if reason:
             plan.missing[name] = reason
     outside.close()
@@ -127,11 +127,23 @@ def in_scratch_process(attempt: Callable[[], list[str]]) -> list[str]:
     return lines[1:] if lines[0] == "done" else ["the probing process died"]
 
 
+def _either_way(plan: isolation.Plan, outside: Outside) -> list[str]:
+    """Namespaces as root, then as anyone: a container's root may lack the rights or the user ids for the first way."""
+    first: list[str] = []
+    for as_root in (True, False) if os.geteuid() == 0 else (False,):
+        plan.as_root = as_root
+        breaches = in_scratch_process(lambda: _namespaces(plan, outside))
+        if not breaches:
+            return []
+        first = first or breaches
+    return first
+
+
 def _namespaces(plan: isolation.Plan, outside: Outside) -> list[str]:
-    root = namespaces.leave()
+    namespaces.leave(plan.as_root)
 
     def inside() -> list[str]:
-        namespaces.enter(plan.readable, root)
+        namespaces.enter(plan.readable, plan.as_root)
         namespaces.mount_scratch()
         wrote = [path for path in plan.readable if _works(functools.partial(os.mkdir, f"{path}/x"))]
         breaches = [f"wrote below {path}" for path in wrote] + outside.breaches_of_files()

@@ -112,13 +112,12 @@ def _prepare(config: dict[str, Any]) -> tuple[dict[str, Any], isolation.Isolatio
     if "environment" in config["without"]:
         plan.missing["environment"] = "left off"
     box = isolation.Isolation(plan)
-    root = False
     if plan.namespaces:
-        root = namespaces.leave()
+        namespaces.leave(plan.as_root)
         _wait_for_child_if_parent()
     facts = _open_facts()
     pid = int(os.readlink("/proc/self")) if facts else os.getpid()
-    box.enter_zygote(root)
+    box.enter_zygote()
     sys.path[:] = config["paths"]
     sys.argv, sys.orig_argv = [""], ["python"]
     for name in config["preload"]:
