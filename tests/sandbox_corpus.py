@@ -33,7 +33,7 @@ PROVIDES = {
     "clean_env": {"environment"},
 }
 LAYERS = {"namespaces", "landlock", "seccomp", "environment", "limits", "identity"}
-SHORT_S = 0.7  # stands for the cases' limit of 2 s, so that a pass takes seconds
+SHORT_S = 0.5  # stands for the cases' limit of 2 s, so that a pass takes seconds
 
 
 def load() -> list[dict]:
