@@ -1,0 +1,284 @@
+"""Decode attention over paged keys and values: one new token per row, split over the row's past, in Triton.
+
+Work is cut into items, each one row's stretch of past tokens; `plan_items` cuts on the device, from the positions
+alone, so that long and short rows fill the GPU evenly and one captured graph serves every mix of lengths. A program
+takes one item and one KV head with all query heads of its group. Inside, every warp walks its own tokens with its own
+online softmax (a batched product, one batch entry per warp), so that nothing is exchanged between warps until the end.
+The item that ends at the new token computes with the new key and value from registers and writes them to their page.
+A row cut in several items is merged by whichever ends last, in the order of the items.
+
+Two entry kernels share the walk: `decode_kernel` takes rotated q, k, v with strides; `fused_decode_kernel` takes the
+unsummed parts of the q/k/v product and does sum, bias, per-head norm and rotation itself.
+
+Invariants: pages listed in a row's table up to its position exist; page 0 is nobody's (padding rows write there).
+Left out: sliding windows, soft caps, sinks, head sizes that are not powers of two.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from modeling.overlap import begin, prefetch
+
+NONE = tl.constexpr(-1.0e30)  # a score below all others; minus infinity would give NaN for a warp without tokens
+
+
+@triton.jit
+def plan_items(
+    positions_ptr, items_ptr, first_ptr, count_ptr, rows, kv_heads, target,
+    ROWS: tl.constexpr, ITEMS: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Cut all rows into items of about equal length, `target` programs in all; called by one program.
+
+    positions: tokens before the new one  # [rows] int32; items: (row, start, stop) of each, row -1 if unused
+    # [3, ITEMS] int32; first, count: the items of each row  # [rows] int32. ITEMS >= rows + target / kv_heads.
+    """
+    row = tl.arange(0, ROWS)
+    live = row < rows
+    past = tl.load(positions_ptr + row, mask=live, other=0)
+    stretch = tl.maximum(tl.cdiv(tl.cdiv(tl.sum(past) * kv_heads, target), BN) * BN, 2 * BN)
+    pieces = tl.maximum(tl.cdiv(past, stretch), 1)
+    stretches = tl.maximum(tl.cdiv(tl.cdiv(past, pieces), BN) * BN, BN)  # the row's pieces, evened out
+    count = tl.where(live, tl.maximum(tl.cdiv(past, stretches), 1), 0)
+    first = tl.cumsum(count) - count
+    tl.store(first_ptr + row, first, mask=live)
+    tl.store(count_ptr + row, count, mask=live)
+    slot = tl.arange(0, ITEMS)
+    tl.store(items_ptr + slot, tl.full((ITEMS,), -1, tl.int32), mask=slot >= tl.sum(count))
+    for piece in range(0, tl.max(count)):
+        has = piece < count
+        at = items_ptr + first + piece
+        tl.store(at, row, mask=has)
+        tl.store(at + ITEMS, piece * stretches, mask=has)
+        tl.store(at + 2 * ITEMS, tl.minimum((piece + 1) * stretches, past), mask=has)
+
+
+@triton.jit
+def _prefetch_pages(kv_ptr, table_ptr, start, stop, head_offset, stride_page, stride_v,
+                    P: tl.constexpr, D: tl.constexpr, PREFETCH: tl.constexpr):  # fmt: skip
+    """Ask for the first PREFETCH tokens of the item in L2 (16-bit elements): one request a page for keys and values."""
+    if PREFETCH > 0:
+        pages: tl.constexpr = PREFETCH // P
+        index = start // P + tl.arange(0, pages)
+        index = tl.minimum(index, tl.maximum(stop - 1, 0) // P)
+        page = tl.load(table_ptr + index).to(tl.int64)
+        address = kv_ptr + page * stride_page + head_offset
+        prefetch(address.to(tl.int64), P * D * 2)
+        prefetch((address + stride_v).to(tl.int64), P * D * 2)
+
+
+@triton.jit
+def _walk(
+    q, k_new, v_new, holds_new, start, stop, kv_ptr, table_ptr, head_offset, stride_page, stride_v, scale,
+    P: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Softmax of q over tokens [start, stop), and over the new token if `holds_new`: maximum, sum, unscaled output.
+
+    q [BH, D], k_new, v_new [D] in the model dtype; scores are in powers of two (scale includes log2 e).
+    """
+    dtype: tl.constexpr = q.dtype
+    each: tl.constexpr = BN // W
+    new_score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * scale  # [BH]
+    takes_new = (tl.arange(0, W) == 0) & holds_new
+    top = tl.where(takes_new[:, None], new_score[None, :], NONE)  # [W, BH]
+    total = tl.where(takes_new[:, None], 1.0, 0.0) + tl.zeros((W, BH), tl.float32)
+    acc = tl.where(takes_new[:, None, None], v_new.to(tl.float32)[None, None, :], 0.0) + tl.zeros((W, BH, D), tl.float32)
+    q_all = tl.broadcast_to(q[None, :, :], (W, BH, D))
+    lane, dim = tl.arange(0, each), tl.arange(0, D)
+    inside = head_offset + lane[:, None] * D + dim[None, :]  # [each, D]
+    for base in tl.range(start, stop, BN, num_stages=STAGES):
+        token = base + tl.arange(0, W) * each  # each warp's tokens lie in one page
+        page = tl.load(table_ptr + token // P, mask=token < stop, other=0).to(tl.int64)
+        at = kv_ptr + (page * stride_page + (token % P) * D)[:, None, None] + inside[None, :, :]
+        live = (token[:, None] + lane[None, :]) < stop  # [W, each]
+        k = tl.load(at, mask=live[:, :, None], other=0.0)  # [W, each, D]
+        scores = tl.dot(q_all, tl.permute(k, (0, 2, 1)), input_precision="ieee") * scale  # [W, BH, each]
+        scores = tl.where(live[:, None, :], scores, NONE)
+        peak = tl.maximum(top, tl.max(scores, axis=2))
+        weight = tl.where(live[:, None, :], tl.exp2(scores - peak[:, :, None]), 0.0)
+        fade = tl.exp2(top - peak)
+        total = total * fade + tl.sum(weight, axis=2)
+        v = tl.load(at + stride_v, mask=live[:, :, None], other=0.0)
+        acc = tl.dot(weight.to(dtype), v, acc * fade[:, :, None], input_precision="ieee")
+        top = peak
+    peak = tl.max(top, axis=0)  # [BH]
+    fade = tl.exp2(top - peak[None, :])
+    return peak, tl.sum(total * fade, axis=0), tl.sum(acc * fade[:, :, None], axis=0)
+
+
+@triton.jit
+def _finish(
+    peak, total, acc, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, count, first, stride_out,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Write the output of a row's group of heads, or leave a part of it; the last part to arrive merges them all."""
+    query = tl.arange(0, BH)
+    dim = tl.arange(0, D)
+    real = query < GROUP
+    out = out_ptr + row * stride_out + (head * GROUP + query)[:, None] * D + dim[None, :]
+    if count == 1:
+        tl.store(out, acc / total[:, None], mask=real[:, None])
+    else:
+        inside = query[:, None] * D + dim[None, :]
+        cell = item * HEADS + head
+        tl.store(parts_ptr + cell * (GROUP * D) + inside, acc, mask=real[:, None])
+        tl.store(sums_ptr + cell * (2 * GROUP) + query, peak, mask=real)
+        tl.store(sums_ptr + cell * (2 * GROUP) + GROUP + query, total, mask=real)
+        tl.debug_barrier()  # all threads' parts are written before the arrival is announced
+        arrival = arrivals_ptr + row * HEADS + head
+        if tl.atomic_add(arrival, 1, sem="acq_rel") == count - 1:
+            tl.store(arrival, 0)
+            _merge(out, parts_ptr, sums_ptr, head, count, first, HEADS, GROUP, BH, D)
+
+
+@triton.jit
+def _merge(
+    out, parts_ptr, sums_ptr, head, count, first,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    query = tl.arange(0, BH)
+    real = query < GROUP
+    inside = query[:, None] * D + tl.arange(0, D)[None, :]
+    top = tl.full((BH,), NONE, tl.float32)
+    total = tl.zeros((BH,), tl.float32)
+    acc = tl.zeros((BH, D), tl.float32)
+    for piece in range(0, count):
+        cell = (first + piece) * HEADS + head
+        part = tl.load(parts_ptr + cell * (GROUP * D) + inside, mask=real[:, None], other=0.0, cache_modifier=".cg")
+        its_top = tl.load(sums_ptr + cell * (2 * GROUP) + query, mask=real, other=NONE, cache_modifier=".cg")
+        its_total = tl.load(sums_ptr + cell * (2 * GROUP) + GROUP + query, mask=real, other=1.0, cache_modifier=".cg")
+        peak = tl.maximum(top, its_top)
+        fade, its_fade = tl.exp2(top - peak), tl.exp2(its_top - peak)
+        acc = acc * fade[:, None] + part * its_fade[:, None]
+        total = total * fade + its_total * its_fade
+        top = peak
+    tl.store(out, acc / total[:, None], mask=real[:, None])
+
+
+@triton.jit
+def decode_kernel(
+    q_ptr, k_ptr, v_ptr, kv_ptr, out_ptr, positions_ptr, slots_ptr, table_ptr, items_ptr, first_ptr, count_ptr,
+    parts_ptr, sums_ptr, arrivals_ptr, scale, stride_q, stride_k, stride_v_row, stride_out, stride_table, stride_page,
+    stride_v, ITEMS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
+    P: tl.constexpr, BN: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Attention of rotated q [rows, heads, D] with k, v [rows, HEADS, D] (last two dimensions dense); writes k and v.
+
+    grid (ITEMS * HEADS,)
+    """
+    item, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    row = tl.load(items_ptr + item)
+    if row >= 0:
+        start, stop = tl.load(items_ptr + ITEMS + item), tl.load(items_ptr + 2 * ITEMS + item)
+        position = tl.load(positions_ptr + row)
+        table = table_ptr + tl.load(slots_ptr + row).to(tl.int64) * stride_table
+        head_offset = head * (P * D)
+        query, dim = tl.arange(0, BH), tl.arange(0, D)
+        q = tl.load(
+            q_ptr + row * stride_q + (head * GROUP + query)[:, None] * D + dim[None, :],
+            mask=(query < GROUP)[:, None], other=0.0,
+        )  # fmt: skip
+        k_new = tl.load(k_ptr + row * stride_k + head * D + dim)
+        v_new = tl.load(v_ptr + row * stride_v_row + head * D + dim)
+        holds_new = stop == position
+        _write_new(k_new, v_new, holds_new, kv_ptr, table, position, head_offset, stride_page, stride_v, P, D)
+        peak, total, acc = _walk(
+            q, k_new, v_new, holds_new, start, stop, kv_ptr, table, head_offset, stride_page, stride_v, scale,
+            P, BN, BH, D, W, STAGES,
+        )  # fmt: skip
+        _finish(
+            peak, total, acc, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, tl.load(count_ptr + row),
+            tl.load(first_ptr + row), stride_out, HEADS, GROUP, BH, D,
+        )  # fmt: skip
+
+
+@triton.jit
+def _write_new(k_new, v_new, holds_new, kv_ptr, table_ptr, position, head_offset, stride_page, stride_v,
+               P: tl.constexpr, D: tl.constexpr):  # fmt: skip
+    page = tl.load(table_ptr + position // P).to(tl.int64)
+    at = kv_ptr + page * stride_page + head_offset + (position % P) * D + tl.arange(0, D)
+    tl.store(at, k_new, mask=holds_new)
+    tl.store(at + stride_v, v_new, mask=holds_new)
+
+
+@triton.jit
+def _head_norm_and_turn(x, x_far, norm_ptr, cos, sin, eps, NORM: tl.constexpr, D: tl.constexpr, dtype: tl.constexpr):
+    """Per-head RMSNorm (if NORM) and rotary turn of heads x  # [n, D] fp32; x_far holds x[:, (d + D/2) mod D].
+
+    Rounds to the model dtype where Hugging Face's modules do.
+    """
+    dim = tl.arange(0, D)
+    far = (dim + D // 2) % D
+    if NORM:
+        scale = tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None]
+        near_norm, far_norm = tl.load(norm_ptr + dim).to(tl.float32), tl.load(norm_ptr + far).to(tl.float32)
+        x = ((x * scale).to(dtype).to(tl.float32) * near_norm[None, :]).to(dtype).to(tl.float32)
+        x_far = ((x_far * scale).to(dtype).to(tl.float32) * far_norm[None, :]).to(dtype).to(tl.float32)
+    turned = tl.where((dim < D // 2)[None, :], -x_far, x_far)  # rotate_half
+    return ((x * cos[None, :]).to(dtype).to(tl.float32) + (turned * sin[None, :]).to(dtype).to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def _sum_parts(parts_ptr, bias_ptr, column, mask, stride_split, SPLITS: tl.constexpr, BIAS: tl.constexpr,
+               dtype: tl.constexpr):  # fmt: skip
+    """One row's columns of a product left in parts, plus bias, rounded as the module's output is; fp32."""
+    x = tl.load(parts_ptr + column, mask=mask, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        x += tl.load(parts_ptr + split * stride_split + column, mask=mask, other=0.0)
+    if BIAS:
+        x += tl.load(bias_ptr + column, mask=mask, other=0.0).to(tl.float32)
+    return x.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def fused_decode_kernel(
+    qkv_ptr, q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, kv_ptr, out_ptr,
+    positions_ptr, slots_ptr, table_ptr, items_ptr, first_ptr, count_ptr, parts_ptr, sums_ptr, arrivals_ptr, scale, eps,
+    stride_split, stride_table, stride_page, stride_v,
+    ITEMS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
+    BN: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr,
+    NORM: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """As `decode_kernel`, from the parts of the q/k/v product  # [SPLITS, rows, (HEADS * GROUP + 2 HEADS) * D] fp32
+
+    cos, sin: the model's rotary table in its dtype  # [context, D]; out [rows, HEADS * GROUP * D]
+    """
+    item, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    row = tl.load(items_ptr + item)
+    if row < 0:
+        begin(PDL)
+    else:
+        dtype: tl.constexpr = out_ptr.dtype.element_ty
+        start, stop = tl.load(items_ptr + ITEMS + item), tl.load(items_ptr + 2 * ITEMS + item)
+        position = tl.load(positions_ptr + row)
+        table = table_ptr + tl.load(slots_ptr + row).to(tl.int64) * stride_table
+        head_offset = head * (P * D)
+        _prefetch_pages(kv_ptr, table, start, stop, head_offset, stride_page, stride_v, P, D, PREFETCH)
+        query, dim = tl.arange(0, BH), tl.arange(0, D)
+        far = (dim + D // 2) % D
+        cos, sin = tl.load(cos_ptr + position * D + dim).to(tl.float32), tl.load(sin_ptr + position * D + dim).to(tl.float32)
+        begin(PDL)
+        line = qkv_ptr + row * ((HEADS * GROUP + 2 * HEADS) * D)
+        real = (query < GROUP)[:, None]
+        at = (head * GROUP + query)[:, None] * D
+        q = _sum_parts(line, q_bias_ptr, at + dim[None, :], real, stride_split, SPLITS, BIAS, dtype)
+        q_far = _sum_parts(line, q_bias_ptr, at + far[None, :], real, stride_split, SPLITS, BIAS, dtype)
+        q = _head_norm_and_turn(q, q_far, q_norm_ptr, cos, sin, eps, NORM, D, dtype)
+        one = tl.arange(0, 1)[:, None] + head
+        k_line, v_line = line + HEADS * GROUP * D, line + (HEADS * GROUP + HEADS) * D
+        k = _sum_parts(k_line, k_bias_ptr, one * D + dim[None, :], one >= 0, stride_split, SPLITS, BIAS, dtype)
+        k_far = _sum_parts(k_line, k_bias_ptr, one * D + far[None, :], one >= 0, stride_split, SPLITS, BIAS, dtype)
+        k_new = tl.sum(_head_norm_and_turn(k, k_far, k_norm_ptr, cos, sin, eps, NORM, D, dtype).to(tl.float32), axis=0)
+        v = _sum_parts(v_line, v_bias_ptr, one * D + dim[None, :], one >= 0, stride_split, SPLITS, BIAS, dtype)
+        k_new, v_new = k_new.to(dtype), tl.sum(v, axis=0).to(dtype)
+        holds_new = stop == position
+        _write_new(k_new, v_new, holds_new, kv_ptr, table, position, head_offset, stride_page, stride_v, P, D)
+        peak, total, acc = _walk(
+            q, k_new, v_new, holds_new, start, stop, kv_ptr, table, head_offset, stride_page, stride_v, scale,
+            P, BN, BH, D, W, STAGES,
+        )  # fmt: skip
+        _finish(
+            peak, total, acc, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, tl.load(count_ptr + row),
+            tl.load(first_ptr + row), HEADS * GROUP * D, HEADS, GROUP, BH, D,
+        )  # fmt: skip
