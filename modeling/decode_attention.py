@@ -31,14 +31,14 @@ def plan_items(
 ):  # fmt: skip
     """Cut all rows into items of about equal length, `target` programs in all; called by one program.
 
-    positions: tokens before the new one  # [rows] int32; items: (row, start, stop) of each, row -1 if unused
+    positions: of the new tokens  # [rows] int32; items: (row, start, stop) of each, row -1 if unused
     # [3, ITEMS] int32; first, count: the items of each row  # [rows] int32. ITEMS >= rows + target / kv_heads.
     """
     row = tl.arange(0, ROWS)
     live = row < rows
-    past = tl.load(positions_ptr + row, mask=live, other=0)
+    past = tl.load(positions_ptr + row, mask=live, other=-1) + 1
     stretch = tl.maximum(tl.cdiv(tl.cdiv(tl.sum(past) * kv_heads, target), BN) * BN, 2 * BN)
-    pieces = tl.maximum(tl.cdiv(past, stretch), 1)
+    pieces = tl.maximum(tl.cdiv(past, stretch), 1)  # a row beyond the last has none
     stretches = tl.maximum(tl.cdiv(tl.cdiv(past, pieces), BN) * BN, BN)  # the row's pieces, evened out
     count = tl.where(live, tl.maximum(tl.cdiv(past, stretches), 1), 0)
     first = tl.cumsum(count) - count
@@ -46,7 +46,7 @@ def plan_items(
     tl.store(count_ptr + row, count, mask=live)
     slot = tl.arange(0, ITEMS)
     tl.store(items_ptr + slot, tl.full((ITEMS,), -1, tl.int32), mask=slot >= tl.sum(count))
-    for piece in range(0, tl.max(count)):
+    for piece in range(tl.max(count)):
         has = piece < count
         at = items_ptr + first + piece
         tl.store(at, row, mask=has)
@@ -57,33 +57,31 @@ def plan_items(
 @triton.jit
 def _prefetch_pages(kv_ptr, table_ptr, start, stop, head_offset, stride_page, stride_v,
                     P: tl.constexpr, D: tl.constexpr, PREFETCH: tl.constexpr):  # fmt: skip
-    """Ask for the first PREFETCH tokens of the item in L2 (16-bit elements): one request a page for keys and values."""
+    """Ask for the item's first PREFETCH tokens in L2 (16-bit elements): one request a page for keys and values."""
     if PREFETCH > 0:
         pages: tl.constexpr = PREFETCH // P
         index = start // P + tl.arange(0, pages)
-        index = tl.minimum(index, tl.maximum(stop - 1, 0) // P)
-        page = tl.load(table_ptr + index).to(tl.int64)
+        last = (stop - 1) // P
+        page = tl.load(table_ptr + tl.minimum(index, last)).to(tl.int64)
         address = kv_ptr + page * stride_page + head_offset
-        prefetch(address.to(tl.int64), P * D * 2)
-        prefetch((address + stride_v).to(tl.int64), P * D * 2)
+        size = tl.where(index <= last, P * D * 2, 0)
+        prefetch(address.to(tl.int64), size, pages)
+        prefetch((address + stride_v).to(tl.int64), size, pages)
 
 
 @triton.jit
 def _walk(
-    q, k_new, v_new, holds_new, start, stop, kv_ptr, table_ptr, head_offset, stride_page, stride_v, scale,
+    q, start, stop, kv_ptr, table_ptr, head_offset, stride_page, stride_v, scale,
     P: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Softmax of q over tokens [start, stop), and over the new token if `holds_new`: maximum, sum, unscaled output.
+    """Softmax of q [BH, D] over tokens [start, stop): maximum [BH], sum [BH], unscaled output [BH, D].
 
-    q [BH, D], k_new, v_new [D] in the model dtype; scores are in powers of two (scale includes log2 e).
+    Scores are in powers of two (scale includes log2 e).
     """
-    dtype: tl.constexpr = q.dtype
     each: tl.constexpr = BN // W
-    new_score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * scale  # [BH]
-    takes_new = (tl.arange(0, W) == 0) & holds_new
-    top = tl.where(takes_new[:, None], new_score[None, :], NONE)  # [W, BH]
-    total = tl.where(takes_new[:, None], 1.0, 0.0) + tl.zeros((W, BH), tl.float32)
-    acc = tl.where(takes_new[:, None, None], v_new.to(tl.float32)[None, None, :], 0.0) + tl.zeros((W, BH, D), tl.float32)
+    top = tl.full((W, BH), NONE, tl.float32)
+    total = tl.zeros((W, BH), tl.float32)
+    acc = tl.zeros((W, BH, D), tl.float32)
     q_all = tl.broadcast_to(q[None, :, :], (W, BH, D))
     lane, dim = tl.arange(0, each), tl.arange(0, D)
     inside = head_offset + lane[:, None] * D + dim[None, :]  # [each, D]
@@ -100,9 +98,9 @@ def _walk(
         fade = tl.exp2(top - peak)
         total = total * fade + tl.sum(weight, axis=2)
         v = tl.load(at + stride_v, mask=live[:, :, None], other=0.0)
-        acc = tl.dot(weight.to(dtype), v, acc * fade[:, :, None], input_precision="ieee")
+        acc = tl.dot(weight.to(q.dtype), v, acc * fade[:, :, None], input_precision="ieee")
         top = peak
-    peak = tl.max(top, axis=0)  # [BH]
+    peak = tl.max(top, axis=0)
     fade = tl.exp2(top - peak[None, :])
     return peak, tl.sum(total * fade, axis=0), tl.sum(acc * fade[:, :, None], axis=0)
 
@@ -143,7 +141,7 @@ def _merge(
     top = tl.full((BH,), NONE, tl.float32)
     total = tl.zeros((BH,), tl.float32)
     acc = tl.zeros((BH, D), tl.float32)
-    for piece in range(0, count):
+    for piece in range(count):
         cell = (first + piece) * HEADS + head
         part = tl.load(parts_ptr + cell * (GROUP * D) + inside, mask=real[:, None], other=0.0, cache_modifier=".cg")
         its_top = tl.load(sums_ptr + cell * (2 * GROUP) + query, mask=real, other=NONE, cache_modifier=".cg")
@@ -154,6 +152,17 @@ def _merge(
         total = total * fade + its_total * its_fade
         top = peak
     tl.store(out, acc / total[:, None], mask=real[:, None])
+
+
+@triton.jit
+def _store_new(lines, holds_new, kv_ptr, page, position, head_offset, stride_page, stride_v,
+               GROUP: tl.constexpr, BH: tl.constexpr, P: tl.constexpr, D: tl.constexpr):  # fmt: skip
+    """Write the new key (line GROUP of lines [BH, D]) and value (GROUP + 1), then let the whole program see them."""
+    line = tl.arange(0, BH)[:, None]
+    at = kv_ptr + page * stride_page + head_offset + (position % P) * D + tl.arange(0, D)[None, :]
+    at += tl.where(line > GROUP, stride_v, 0)
+    tl.store(at, lines, mask=(line >= GROUP) & (line < GROUP + 2) & holds_new)
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -173,19 +182,18 @@ def decode_kernel(
         start, stop = tl.load(items_ptr + ITEMS + item), tl.load(items_ptr + 2 * ITEMS + item)
         position = tl.load(positions_ptr + row)
         table = table_ptr + tl.load(slots_ptr + row).to(tl.int64) * stride_table
+        page = tl.load(table + position // P).to(tl.int64)  # of the new token
         head_offset = head * (P * D)
-        query, dim = tl.arange(0, BH), tl.arange(0, D)
-        q = tl.load(
-            q_ptr + row * stride_q + (head * GROUP + query)[:, None] * D + dim[None, :],
-            mask=(query < GROUP)[:, None], other=0.0,
+        line, dim = tl.arange(0, BH)[:, None], tl.arange(0, D)[None, :]
+        k = tl.load(k_ptr + row * stride_k + head * D + dim, mask=line == GROUP, other=0.0)
+        v = tl.load(v_ptr + row * stride_v_row + head * D + dim, mask=line == GROUP + 1, other=0.0)
+        q = tl.load(q_ptr + row * stride_q + (head * GROUP + line) * D + dim, mask=line < GROUP, other=0.0)
+        lines = tl.where(line < GROUP, q, tl.where(line == GROUP, k, v))
+        _store_new(
+            lines, stop > position, kv_ptr, page, position, head_offset, stride_page, stride_v, GROUP, BH, P, D
         )  # fmt: skip
-        k_new = tl.load(k_ptr + row * stride_k + head * D + dim)
-        v_new = tl.load(v_ptr + row * stride_v_row + head * D + dim)
-        holds_new = stop == position
-        _write_new(k_new, v_new, holds_new, kv_ptr, table, position, head_offset, stride_page, stride_v, P, D)
         peak, total, acc = _walk(
-            q, k_new, v_new, holds_new, start, stop, kv_ptr, table, head_offset, stride_page, stride_v, scale,
-            P, BN, BH, D, W, STAGES,
+            lines, start, stop, kv_ptr, table, head_offset, stride_page, stride_v, scale, P, BN, BH, D, W, STAGES
         )  # fmt: skip
         _finish(
             peak, total, acc, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, tl.load(count_ptr + row),
@@ -194,55 +202,45 @@ def decode_kernel(
 
 
 @triton.jit
-def _write_new(k_new, v_new, holds_new, kv_ptr, table_ptr, position, head_offset, stride_page, stride_v,
-               P: tl.constexpr, D: tl.constexpr):  # fmt: skip
-    page = tl.load(table_ptr + position // P).to(tl.int64)
-    at = kv_ptr + page * stride_page + head_offset + (position % P) * D + tl.arange(0, D)
-    tl.store(at, k_new, mask=holds_new)
-    tl.store(at + stride_v, v_new, mask=holds_new)
+def _pick(q_ptr, k_ptr, v_ptr, head, column, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr):
+    """The biases of the lines (q heads of the group, k, v); fp32  # [BH, D]"""
+    line = tl.arange(0, BH)[:, None]
+    q = tl.load(q_ptr + (head * GROUP + line) * D + column, mask=line < GROUP, other=0.0)
+    k = tl.load(k_ptr + head * D + column, mask=line == GROUP, other=0.0)
+    v = tl.load(v_ptr + head * D + column, mask=line == GROUP + 1, other=0.0)
+    return (q + k + v).to(tl.float32)
 
 
 @triton.jit
-def _head_norm_and_turn(x, x_far, norm_ptr, cos, sin, eps, NORM: tl.constexpr, D: tl.constexpr, dtype: tl.constexpr):
-    """Per-head RMSNorm (if NORM) and rotary turn of heads x  # [n, D] fp32; x_far holds x[:, (d + D/2) mod D].
-
-    Rounds to the model dtype where Hugging Face's modules do.
-    """
-    dim = tl.arange(0, D)
-    far = (dim + D // 2) % D
-    if NORM:
-        scale = tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None]
-        near_norm, far_norm = tl.load(norm_ptr + dim).to(tl.float32), tl.load(norm_ptr + far).to(tl.float32)
-        x = ((x * scale).to(dtype).to(tl.float32) * near_norm[None, :]).to(dtype).to(tl.float32)
-        x_far = ((x_far * scale).to(dtype).to(tl.float32) * far_norm[None, :]).to(dtype).to(tl.float32)
-    turned = tl.where((dim < D // 2)[None, :], -x_far, x_far)  # rotate_half
-    return ((x * cos[None, :]).to(dtype).to(tl.float32) + (turned * sin[None, :]).to(dtype).to(tl.float32)).to(dtype)
+def _head_norms(q_norm_ptr, k_norm_ptr, column, GROUP: tl.constexpr, BH: tl.constexpr):
+    """The per-head norm weights of the lines, fp32  # [BH, D]"""
+    line = tl.arange(0, BH)[:, None]
+    return tl.where(line < GROUP, tl.load(q_norm_ptr + column), tl.load(k_norm_ptr + column)).to(tl.float32)
 
 
 @triton.jit
-def _sum_parts(parts_ptr, bias_ptr, column, mask, stride_split, SPLITS: tl.constexpr, BIAS: tl.constexpr,
-               dtype: tl.constexpr):  # fmt: skip
-    """One row's columns of a product left in parts, plus bias, rounded as the module's output is; fp32."""
-    x = tl.load(parts_ptr + column, mask=mask, other=0.0)
+def _sum_parts(at, mask, stride_split, SPLITS: tl.constexpr):
+    x = tl.load(at, mask=mask, other=0.0)
     for split in tl.static_range(1, SPLITS):
-        x += tl.load(parts_ptr + split * stride_split + column, mask=mask, other=0.0)
-    if BIAS:
-        x += tl.load(bias_ptr + column, mask=mask, other=0.0).to(tl.float32)
-    return x.to(dtype).to(tl.float32)
+        x += tl.load(at + split * stride_split, mask=mask, other=0.0)
+    return x
 
 
 @triton.jit
 def fused_decode_kernel(
     qkv_ptr, q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, kv_ptr, out_ptr,
-    positions_ptr, slots_ptr, table_ptr, items_ptr, first_ptr, count_ptr, parts_ptr, sums_ptr, arrivals_ptr, scale, eps,
-    stride_split, stride_table, stride_page, stride_v,
+    positions_ptr, slots_ptr, table_ptr, items_ptr, first_ptr, count_ptr, parts_ptr, sums_ptr, arrivals_ptr,
+    scale, eps, stride_split, stride_table, stride_page, stride_v,
     ITEMS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     BN: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr,
     NORM: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As `decode_kernel`, from the parts of the q/k/v product  # [SPLITS, rows, (HEADS * GROUP + 2 HEADS) * D] fp32
 
-    cos, sin: the model's rotary table in its dtype  # [context, D]; out [rows, HEADS * GROUP * D]
+    cos, sin: the model's rotary table in its dtype  # [context, D]; out [rows, HEADS * GROUP * D]. The q heads of the
+    group, the key and the value are the lines of one tile, which then serves as the queries (two of them idle).
+    Rounds to the model dtype where Hugging Face's modules do. Everything that does not depend on the kernel before is
+    read ahead of the wait.
     """
     item, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     row = tl.load(items_ptr + item)
@@ -251,34 +249,46 @@ def fused_decode_kernel(
     else:
         dtype: tl.constexpr = out_ptr.dtype.element_ty
         start, stop = tl.load(items_ptr + ITEMS + item), tl.load(items_ptr + 2 * ITEMS + item)
-        position = tl.load(positions_ptr + row)
-        table = table_ptr + tl.load(slots_ptr + row).to(tl.int64) * stride_table
+        position, slot = tl.load(positions_ptr + row), tl.load(slots_ptr + row)
+        count, first = tl.load(count_ptr + row), tl.load(first_ptr + row)
+        table = table_ptr + slot.to(tl.int64) * stride_table
+        page = tl.load(table + position // P).to(tl.int64)  # of the new token
         head_offset = head * (P * D)
         _prefetch_pages(kv_ptr, table, start, stop, head_offset, stride_page, stride_v, P, D, PREFETCH)
-        query, dim = tl.arange(0, BH), tl.arange(0, D)
-        far = (dim + D // 2) % D
-        cos, sin = tl.load(cos_ptr + position * D + dim).to(tl.float32), tl.load(sin_ptr + position * D + dim).to(tl.float32)
+        line, near = tl.arange(0, BH)[:, None], tl.arange(0, D)[None, :]
+        far = (near + D // 2) % D
+        cos = tl.load(cos_ptr + position * D + near).to(tl.float32)
+        sin = tl.load(sin_ptr + position * D + near).to(tl.float32)
+        if NORM:
+            near_norm = _head_norms(q_norm_ptr, k_norm_ptr, near, GROUP, BH)
+            far_norm = _head_norms(q_norm_ptr, k_norm_ptr, far, GROUP, BH)
+        if BIAS:
+            near_bias = _pick(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, near, GROUP, BH, D)
+            far_bias = _pick(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, far, GROUP, BH, D)
         begin(PDL)
-        line = qkv_ptr + row * ((HEADS * GROUP + 2 * HEADS) * D)
-        real = (query < GROUP)[:, None]
-        at = (head * GROUP + query)[:, None] * D
-        q = _sum_parts(line, q_bias_ptr, at + dim[None, :], real, stride_split, SPLITS, BIAS, dtype)
-        q_far = _sum_parts(line, q_bias_ptr, at + far[None, :], real, stride_split, SPLITS, BIAS, dtype)
-        q = _head_norm_and_turn(q, q_far, q_norm_ptr, cos, sin, eps, NORM, D, dtype)
-        one = tl.arange(0, 1)[:, None] + head
-        k_line, v_line = line + HEADS * GROUP * D, line + (HEADS * GROUP + HEADS) * D
-        k = _sum_parts(k_line, k_bias_ptr, one * D + dim[None, :], one >= 0, stride_split, SPLITS, BIAS, dtype)
-        k_far = _sum_parts(k_line, k_bias_ptr, one * D + far[None, :], one >= 0, stride_split, SPLITS, BIAS, dtype)
-        k_new = tl.sum(_head_norm_and_turn(k, k_far, k_norm_ptr, cos, sin, eps, NORM, D, dtype).to(tl.float32), axis=0)
-        v = _sum_parts(v_line, v_bias_ptr, one * D + dim[None, :], one >= 0, stride_split, SPLITS, BIAS, dtype)
-        k_new, v_new = k_new.to(dtype), tl.sum(v, axis=0).to(dtype)
-        holds_new = stop == position
-        _write_new(k_new, v_new, holds_new, kv_ptr, table, position, head_offset, stride_page, stride_v, P, D)
+        of_q = head * GROUP + line
+        of_kv = HEADS * GROUP + tl.where(line == GROUP, 0, HEADS) + head
+        at = qkv_ptr + (row * (HEADS * (GROUP + 2)) + tl.where(line < GROUP, of_q, of_kv)) * D
+        x = _sum_parts(at + near, line < GROUP + 2, stride_split, SPLITS)
+        x_far = _sum_parts(at + far, line < GROUP + 2, stride_split, SPLITS)
+        if BIAS:
+            x, x_far = x + near_bias, x_far + far_bias
+        value = x.to(dtype)
+        x, x_far = value.to(tl.float32), x_far.to(dtype).to(tl.float32)
+        if NORM:
+            rms = tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None]
+            x = ((x * rms).to(dtype).to(tl.float32) * near_norm).to(dtype).to(tl.float32)
+            x_far = ((x_far * rms).to(dtype).to(tl.float32) * far_norm).to(dtype).to(tl.float32)
+        turned = tl.where(near < D // 2, -x_far, x_far)  # rotate_half
+        turned = ((x * cos).to(dtype).to(tl.float32) + (turned * sin).to(dtype).to(tl.float32)).to(dtype)
+        lines = tl.where(line > GROUP, value, turned)
+        _store_new(
+            lines, stop > position, kv_ptr, page, position, head_offset, stride_page, stride_v, GROUP, BH, P, D
+        )  # fmt: skip
         peak, total, acc = _walk(
-            q, k_new, v_new, holds_new, start, stop, kv_ptr, table, head_offset, stride_page, stride_v, scale,
-            P, BN, BH, D, W, STAGES,
+            lines, start, stop, kv_ptr, table, head_offset, stride_page, stride_v, scale, P, BN, BH, D, W, STAGES
         )  # fmt: skip
         _finish(
-            peak, total, acc, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, tl.load(count_ptr + row),
-            tl.load(first_ptr + row), HEADS * GROUP * D, HEADS, GROUP, BH, D,
+            peak, total, acc, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, count, first,
+            HEADS * GROUP * D, HEADS, GROUP, BH, D,
         )  # fmt: skip

@@ -19,42 +19,41 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from modeling.overlap import begin, prefetch
+from modeling.overlap import begin
 
 
 @triton.jit
-def prefetch_weights(w_ptr, offsets, mask, first, stop, BN: tl.constexpr, PREFETCH: tl.constexpr):
-    """Ask for elements [first, first + PREFETCH) of BN weight rows (16-bit elements) in L2."""
-    if PREFETCH > 0:
-        pieces: tl.constexpr = 4
-        start = first + tl.arange(0, pieces) * (PREFETCH // pieces)  # [pieces]
-        address = (w_ptr + offsets[:, None] + start[None, :]).to(tl.int64)
-        # A row past the end asks again for the last row's piece: a request has no mask.
-        prefetch(address, PREFETCH // pieces * 2)
+def early_weights(w_ptr, offsets, mask, first, AHEAD: tl.constexpr):
+    """Elements [first, first + AHEAD) of each weight row, read ahead of the wait for the activations.  # [BN, AHEAD]
+
+    offsets: where each weight row starts, in elements from w_ptr  # [BN] int64; mask: which of them exist  # [BN]
+    """
+    return tl.load(w_ptr + offsets[:, None] + (first + tl.arange(0, AHEAD))[None, :], mask=mask[:, None], other=0.0)
 
 
 @triton.jit
 def accumulate(
-    x_ptr, w_ptr, offsets, mask, m0, first, stop, K,
-    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr,
+    early, x_ptr, w_ptr, offsets, mask, m0, first, stop, K, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    AHEAD: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Sum over k in [first, stop) of W[n, k] x[m, k], fp32  # [BN, BM]
-
-    offsets: where each weight row starts, in elements from w_ptr  # [BN] int64; mask: which of them exist  # [BN]
-    """
+    """Sum over k in [first, stop) of W[n, k] x[m, k], fp32  # [BN, BM]; early, offsets, mask: see `early_weights`."""
     rows = m0 + tl.arange(0, BM)
     columns = tl.arange(0, BK)
     acc = tl.zeros((BN, BM), tl.float32)
-    for k in tl.range(first, stop, BK, num_stages=STAGES):
+    for k in tl.range(first + AHEAD, stop, BK, num_stages=STAGES):
+        w_at = w_ptr + offsets[:, None] + (k + columns)[None, :]
+        x_at = x_ptr + rows[:, None] * K + (k + columns)[None, :]
         if EVEN_K:
-            w = tl.load(w_ptr + offsets[:, None] + (k + columns)[None, :], mask=mask[:, None], other=0.0)
-            x = tl.load(x_ptr + rows[:, None] * K + (k + columns)[None, :])
+            w = tl.load(w_at, mask=mask[:, None], other=0.0)
+            x = tl.load(x_at)
         else:
             live = (k + columns) < stop
-            w = tl.load(w_ptr + offsets[:, None] + (k + columns)[None, :], mask=mask[:, None] & live[None, :], other=0.0)
-            x = tl.load(x_ptr + rows[:, None] * K + (k + columns)[None, :], mask=live[None, :], other=0.0)
+            w = tl.load(w_at, mask=mask[:, None] & live[None, :], other=0.0)
+            x = tl.load(x_at, mask=live[None, :], other=0.0)
         acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
-    return acc
+    # Last, so that the loop's own reads are under way before anything waits for x.
+    x = tl.load(x_ptr + rows[:, None] * K + (first + tl.arange(0, AHEAD))[None, :])
+    return tl.dot(early, tl.trans(x), acc, input_precision="ieee")
 
 
 @triton.jit
@@ -78,7 +77,7 @@ def split_range(split, K, BK: tl.constexpr, SPLITS: tl.constexpr):
 def normed_product_kernel(
     x_ptr, squares_ptr, q_ptr, k_from_q, v_from_q, out_ptr, N_Q, N_KV, K, stride_squares, stride_split, eps,
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, EVEN_K: tl.constexpr,
-    TILES: tl.constexpr, TILES_POW2: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    TILES: tl.constexpr, TILES_POW2: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Parts of rmsnorm(h) [Wq; Wk; Wv]ᵀ.  grid (N / BN, SPLITS, rows / BM); out [SPLITS, rows, N_Q + 2 N_KV] fp32
 
@@ -95,9 +94,9 @@ def normed_product_kernel(
     local = n0 - tl.where(in_v, N_Q + N_KV, tl.where(in_k, N_Q, 0))
     offsets = start + (local + tl.arange(0, BN)).to(tl.int64) * K
     mask = tl.full((BN,), 1, tl.int1)
-    prefetch_weights(q_ptr, offsets, mask, first, stop, BN, PREFETCH)
+    early = early_weights(q_ptr, offsets, mask, first, AHEAD)
     begin(PDL)
-    acc = accumulate(x_ptr, q_ptr, offsets, mask, m0, first, stop, K, BN, BM, BK, EVEN_K, STAGES)
+    acc = accumulate(early, x_ptr, q_ptr, offsets, mask, m0, first, stop, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
     rows = m0 + tl.arange(0, BM)
     acc *= inverse_rms(squares_ptr, rows, stride_squares, K, eps, TILES, TILES_POW2)[None, :]
     columns = n0 + tl.arange(0, BN)
@@ -108,7 +107,7 @@ def normed_product_kernel(
 def gated_product_kernel(
     x_ptr, squares_ptr, gate_ptr, up_from_gate, out_ptr, N, K, stride_squares, eps,
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr,
-    TILES: tl.constexpr, TILES_POW2: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    TILES: tl.constexpr, TILES_POW2: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """silu(rmsnorm(h) Gᵀ) * (rmsnorm(h) Uᵀ).  grid (ceil(N / (BN / 2)), 1, rows / BM); out [rows, N] model dtype
 
@@ -121,9 +120,9 @@ def gated_product_kernel(
     pair = n0 + lane // 2
     mask = pair < N
     offsets = tl.minimum(pair, N - 1).to(tl.int64) * K + (lane % 2).to(tl.int64) * up_from_gate
-    prefetch_weights(gate_ptr, offsets, mask, 0, K, BN, PREFETCH)
+    early = early_weights(gate_ptr, offsets, mask, 0, AHEAD)
     begin(PDL)
-    acc = accumulate(x_ptr, gate_ptr, offsets, mask, m0, 0, K, K, BN, BM, BK, EVEN_K, STAGES)
+    acc = accumulate(early, x_ptr, gate_ptr, offsets, mask, m0, 0, K, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
     rows = m0 + tl.arange(0, BM)
     acc *= inverse_rms(squares_ptr, rows, stride_squares, K, eps, TILES, TILES_POW2)[None, :]
     gate, up = tl.split(tl.permute(tl.reshape(acc, (half, 2, BM)), (0, 2, 1)))  # each [half, BM]
@@ -153,7 +152,7 @@ def _add_to_residual(total, h_ptr, norm_ptr, normed_ptr, squares_ptr, tile, colu
 def residual_product_kernel(
     x_ptr, w_ptr, h_ptr, norm_ptr, normed_ptr, squares_ptr, parts_ptr, arrivals_ptr, N, K, stride_squares,
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, EVEN_K: tl.constexpr,
-    STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """h += x Wᵀ in place, and h * norm and the sums of squares.  grid (ceil(N / BN), SPLITS, rows / BM)
 
@@ -165,9 +164,9 @@ def residual_product_kernel(
     columns = tile * BN + tl.arange(0, BN)
     mask = columns < N
     offsets = tl.minimum(columns, N - 1).to(tl.int64) * K
-    prefetch_weights(w_ptr, offsets, mask, first, stop, BN, PREFETCH)
+    early = early_weights(w_ptr, offsets, mask, first, AHEAD)
     begin(PDL)
-    acc = accumulate(x_ptr, w_ptr, offsets, mask, m_tile * BM, first, stop, K, BN, BM, BK, EVEN_K, STAGES)
+    acc = accumulate(early, x_ptr, w_ptr, offsets, mask, m_tile * BM, first, stop, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
     rows = m_tile * BM + tl.arange(0, BM)
     if SPLITS == 1:
         _add_to_residual(acc, h_ptr, norm_ptr, normed_ptr, squares_ptr, tile, columns, rows, mask, N, stride_squares)

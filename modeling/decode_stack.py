@@ -145,9 +145,9 @@ class DecodeStack:
         normed_product_kernel[(self.width // t.bn, t.splits, math.ceil(rows / t.bm))](
             self.normed, self.squares, layer.q, _distance(layer.q, layer.k), _distance(layer.q, layer.v), self.qkv,
             wide, narrow, k, self.squares.stride(0), self.qkv.stride(0), w.eps,
-            BN=t.bn, BM=t.bm, BK=t.bk, SPLITS=t.splits, EVEN_K=k % t.bk == 0, TILES=self.square_tiles,
+            BN=t.bn, BM=t.bm, BK=t.bk, SPLITS=t.splits, EVEN_K=t.even(k), TILES=self.square_tiles,
             TILES_POW2=triton.next_power_of_2(self.square_tiles), STAGES=t.stages,
-            PREFETCH=t.prefetch_for(k, self.element_size), PDL=self.overlap, num_warps=t.warps,
+            AHEAD=t.ahead_of(k), PDL=self.overlap, num_warps=t.warps,
             launch_pdl=self.overlap,
         )  # fmt: skip
         return t.splits
@@ -163,7 +163,7 @@ class DecodeStack:
             self.table, self.plan, self.first, self.count, self.item_parts, self.item_sums, self.arrivals,
             w.scale * math.log2(math.e), w.eps, self.qkv.stride(0), self.table.stride(0), kv.stride(1), kv.stride(0),
             ITEMS=self.items, HEADS=w.kv_heads, GROUP=self.group,
-            BH=max(16, triton.next_power_of_2(self.group)), D=w.head_size, P=self.page_size, BN=self.attention_tile,
+            BH=triton.next_power_of_2(self.group + 2), D=w.head_size, P=self.page_size, BN=self.attention_tile,
             W=self.attention_warps, STAGES=self.attention_stages, SPLITS=splits, BIAS=layer.biases is not None,
             NORM=layer.head_norms is not None, PREFETCH=prefetch, PDL=self.overlap,
             num_warps=self.attention_warps, launch_pdl=self.overlap, maxnreg=self.attention_registers,
@@ -174,8 +174,8 @@ class DecodeStack:
         t = self.tiles(kind, rows, n, k)
         residual_product_kernel[(math.ceil(n / t.bn), t.splits, math.ceil(rows / t.bm))](
             x, weight, self.h, norm, self.normed, self.squares, self.parts, self.arrivals, n, k,
-            self.squares.stride(0), BN=t.bn, BM=t.bm, BK=t.bk, SPLITS=t.splits, EVEN_K=k % t.bk == 0,
-            STAGES=t.stages, PREFETCH=t.prefetch_for(k, self.element_size), PDL=self.overlap, num_warps=t.warps,
+            self.squares.stride(0), BN=t.bn, BM=t.bm, BK=t.bk, SPLITS=t.splits, EVEN_K=t.even(k),
+            STAGES=t.stages, AHEAD=t.ahead_of(k), PDL=self.overlap, num_warps=t.warps,
             launch_pdl=self.overlap,
         )  # fmt: skip
 
@@ -184,9 +184,9 @@ class DecodeStack:
         t = self.tiles("gate_up", rows, 2 * n, k)
         gated_product_kernel[(math.ceil(2 * n / t.bn), 1, math.ceil(rows / t.bm))](
             self.normed, self.squares, layer.gate, _distance(layer.gate, layer.up), self.gated, n, k,
-            self.squares.stride(0), self.weights.eps, BN=t.bn, BM=t.bm, BK=t.bk, EVEN_K=k % t.bk == 0,
+            self.squares.stride(0), self.weights.eps, BN=t.bn, BM=t.bm, BK=t.bk, EVEN_K=t.even(k),
             TILES=self.square_tiles, TILES_POW2=triton.next_power_of_2(self.square_tiles), STAGES=t.stages,
-            PREFETCH=t.prefetch_for(k, self.element_size), PDL=self.overlap, num_warps=t.warps,
+            AHEAD=t.ahead_of(k), PDL=self.overlap, num_warps=t.warps,
             launch_pdl=self.overlap,
         )  # fmt: skip
 

@@ -19,13 +19,17 @@ class Tiles:
     splits: int  # parts of the k range
     stages: int
     warps: int
-    prefetch: int  # elements of each weight row asked for ahead of the wait, per split
+    ahead: int  # columns read ahead of the wait for the activations
 
-    def prefetch_for(self, k: int, itemsize: int) -> int:
-        """What can be asked for ahead: at most the shortest split, in pieces of 16 bytes; nothing for fp32."""
+    def ahead_of(self, k: int) -> int:
+        """The columns read ahead: a power of two, at most `ahead` and the shortest split."""
         each = math.ceil(math.ceil(k / self.bk) / self.splits) * self.bk
         shortest = k - (self.splits - 1) * each
-        return max(0, min(self.prefetch, shortest) // 32 * 32) if itemsize == 2 and k % 8 == 0 else 0
+        return min(self.ahead, 1 << (shortest.bit_length() - 1))
+
+    def even(self, k: int) -> bool:
+        """Whether every tile of the loop over the rest is whole."""
+        return k % self.bk == 0 and self.ahead_of(k) % self.bk == 0
 
 
 def rows_tile(rows: int) -> int:
@@ -52,6 +56,4 @@ def product_tiles(kind: str, rows: int, n: int, k: int, itemsize: int, divisor: 
         most = max(1, math.ceil(k / bk) // 2)
         splits = max(1, min(8, most, round(SLOTS / tiles / 1.5)))
     splits = math.ceil(math.ceil(k / bk) / math.ceil(math.ceil(k / bk) / splits))  # no empty last split
-    budget = 24 << 20  # bytes of L2 that weights fetched ahead may take
-    prefetch = budget // (2 * n * splits)
-    return Tiles(bn, bm, bk, splits, stages, 8 if bm == 128 else 4, prefetch)
+    return Tiles(bn, bm, bk, splits, stages, 8 if bm == 128 else 4, 2 * bk)

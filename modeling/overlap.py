@@ -26,12 +26,20 @@ def begin(PDL: tl.constexpr):
 
 
 @triton.jit
-def prefetch(address, size):
-    """Ask for `size` bytes (a multiple of 16) at each 16-byte-aligned address in L2.  # address: int64 tensor"""
+def prefetch(address, size, COUNT: tl.constexpr):
+    """Ask for `size` bytes (a multiple of 16, or 0) at each 16-byte-aligned address in L2.
+
+    address [COUNT] int64, size [COUNT] int32. Threads beyond COUNT hold copies of the same addresses and keep quiet.
+    """
     tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [address, size],
+        """{ .reg .pred ask, some; .reg .u32 thread;
+        mov.u32 thread, %tid.x;
+        setp.lt.u32 ask, thread, $3;
+        setp.ne.and.s32 some, $2, 0, ask;
+        @some cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.u32 $0, 0; }""",
+        "=r,l,r,r",
+        [address, size, COUNT],
         dtype=tl.int32,
         is_pure=False,
         pack=1,

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modeling.decode_products import accumulate, inverse_rms, prefetch_weights
+from modeling.decode_products import accumulate, early_weights, inverse_rms
 from modeling.decode_stack import KEY0, POSITION, SLOT, DecodeStack
 from modeling.decode_tiles import Tiles
 from modeling.overlap import begin
@@ -49,32 +49,41 @@ def row_words(keys_ptr, positions_ptr, rows, stride_keys, mask):
 
 
 @triton.jit
-def gumbel(first, second, token):
-    """Standard Gumbel noise of uint32 row words and tokens, broadcast against each other; fp32."""
-    bits = _mix(_mix(token.to(tl.uint32) * tl.full((), _GOLDEN, tl.uint32) + first) ^ second)
-    v = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)  # 2^-32, 1 - 2^-24
-    # -log(1 - v): the series where 1 - v would lose v's digits, which is where the winners are
-    series = 0.14285714 + v * (0.125 + v * 0.11111111)
-    series = v * (1.0 + v * (0.5 + v * (0.33333333 + v * (0.25 + v * (0.2 + v * (0.16666667 + v * series))))))
-    return -tl.log(tl.where(v < 0.125, series, -tl.log(1.0 - v)))
+def log2(x, FAST: tl.constexpr):
+    """log2 of normal positive x: the hardware's approximation (to 2^-22) if FAST, which the interpreter lacks."""
+    if FAST:
+        return tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return tl.log2(x)
 
 
 @triton.jit
-def _summarize(logits, token, valid, first, second, out_ptr, stride_field, block, rows, row_mask, stride_block,
-               temperature, SAMPLE: tl.constexpr):  # fmt: skip
+def gumbel(first, second, token, FAST: tl.constexpr):
+    """Standard Gumbel noise of uint32 row words and tokens, broadcast against each other; fp32."""
+    bits = _mix(_mix(token.to(tl.uint32) * tl.full((), _GOLDEN, tl.uint32) + first) ^ second)
+    v = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)  # 2^-32, 1 - 2^-24
+    # -log2(1 - v) by its series where 1 - v would lose v's digits, which is where the winners are
+    series = 0.33333333 + v * (0.25 + v * (0.2 + v * (0.16666667 + v * 0.14285714)))
+    series = 1.4426950408889634 * (v + v * v * (0.5 + v * series))
+    exponential = tl.where(v < 0.0625, series, -log2(1.0 - v, FAST))  # in units of ln 2
+    return -0.6931471805599453 * (log2(exponential, FAST) + -0.5287663729448977)  # log2(ln 2)
+
+
+@triton.jit
+def _summarize(logits, token, valid, first, second, out_ptr, stride_field, block, rows, row_mask, stride_row,
+               temperature, SAMPLE: tl.constexpr, TEMPERED: tl.constexpr, FAST: tl.constexpr):  # fmt: skip
     """The five numbers of one vocabulary block for each row; logits, token, valid [N, rows]-like, rows along axis 1."""
     scaled = logits
     score = tl.where(valid, logits, float("-inf"))
     if SAMPLE:
-        scaled = logits / temperature
-        score = tl.where(valid, scaled + gumbel(first, second, token), float("-inf"))
+        scaled = logits / temperature if TEMPERED else logits
+        score = tl.where(valid, scaled + gumbel(first, second, token, FAST), float("-inf"))
     scaled = tl.where(valid, scaled, float("-inf"))
     best = tl.max(score, axis=0)
     choice = tl.min(tl.where(score == best[None, :], token, 0x7FFFFFFF), axis=0)
     chosen = tl.max(tl.where(token == choice[None, :], scaled, float("-inf")), axis=0)
     peak = tl.max(scaled, axis=0)
     total = tl.sum(tl.exp(scaled - peak[None, :]), axis=0)
-    at = out_ptr + block * stride_block + rows
+    at = out_ptr + rows * stride_row + block
     tl.store(at, best, mask=row_mask)
     tl.store(at + stride_field, choice.to(tl.float32, bitcast=True), mask=row_mask)
     tl.store(at + 2 * stride_field, chosen, mask=row_mask)
@@ -84,8 +93,8 @@ def _summarize(logits, token, valid, first, second, out_ptr, stride_field, block
 
 @triton.jit
 def logits_kernel(
-    logits_ptr, keys_ptr, positions_ptr, out_ptr, V, stride_logits, stride_keys, stride_field, stride_block,
-    temperature, BLOCK: tl.constexpr, SAMPLE: tl.constexpr,
+    logits_ptr, keys_ptr, positions_ptr, out_ptr, V, stride_logits, stride_keys, stride_field, stride_row,
+    temperature, BLOCK: tl.constexpr, SAMPLE: tl.constexpr, TEMPERED: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Pass one over logits [rows, V] in memory.  grid (ceil(V / BLOCK), rows)"""
     block, row = tl.program_id(0), tl.program_id(1)
@@ -96,16 +105,16 @@ def logits_kernel(
     first, second = row_words(keys_ptr, positions_ptr, rows, stride_keys, rows >= 0)
     _summarize(
         logits, token, valid, first[None, :], second[None, :], out_ptr, stride_field, block, rows, rows >= 0,
-        stride_block, temperature, SAMPLE,
+        stride_row, temperature, SAMPLE, TEMPERED, FAST,
     )  # fmt: skip
 
 
 @triton.jit
 def head_kernel(
     x_ptr, squares_ptr, w_ptr, keys_ptr, positions_ptr, out_ptr, rows_live, V, K, stride_squares, stride_keys,
-    stride_field, stride_block, eps, temperature,
+    stride_field, stride_row, eps, temperature,
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr, TILES: tl.constexpr,
-    TILES_POW2: tl.constexpr, SAMPLE: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    TILES_POW2: tl.constexpr, SAMPLE: tl.constexpr, TEMPERED: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Pass one inside the LM head's product, final norm included.  grid (ceil(V / BN), 1, rows / BM)
 
@@ -115,22 +124,22 @@ def head_kernel(
     token = block * BN + tl.arange(0, BN)
     valid = token < V
     offsets = tl.minimum(token, V - 1).to(tl.int64) * K
-    prefetch_weights(w_ptr, offsets, valid, 0, K, BN, PREFETCH)
+    early = early_weights(w_ptr, offsets, valid, 0, AHEAD)
     begin(PDL)
-    acc = accumulate(x_ptr, w_ptr, offsets, valid, m0, 0, K, K, BN, BM, BK, EVEN_K, STAGES)
+    acc = accumulate(early, x_ptr, w_ptr, offsets, valid, m0, 0, K, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
     rows = m0 + tl.arange(0, BM)
     acc *= inverse_rms(squares_ptr, rows, stride_squares, K, eps, TILES, TILES_POW2)[None, :]
     logits = acc.to(x_ptr.dtype.element_ty).to(tl.float32)
     first, second = row_words(keys_ptr, positions_ptr, rows, stride_keys, rows < rows_live)
     _summarize(
         logits, token[:, None], valid[:, None], first[None, :], second[None, :], out_ptr, stride_field, block, rows,
-        rows < rows_live, stride_block, temperature, SAMPLE,
+        rows < rows_live, stride_row, temperature, SAMPLE, TEMPERED, FAST,
     )  # fmt: skip
 
 
 @triton.jit
 def choose_kernel(
-    parts_ptr, draws_ptr, slots_ptr, last_ptr, blocks, stride_field, stride_block, stride_draws,
+    parts_ptr, draws_ptr, slots_ptr, last_ptr, blocks, stride_field, stride_row, stride_draws,
     BLOCKS: tl.constexpr, FEED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Join the blocks of each row.  grid (rows,); draws [2, stride_draws] int32: token, log-prob's bits
@@ -141,7 +150,7 @@ def choose_kernel(
     row = tl.program_id(0)
     block = tl.arange(0, BLOCKS)
     mask = block < blocks
-    at = parts_ptr + block * stride_block + row
+    at = parts_ptr + row * stride_row + block
     score = tl.load(at, mask=mask, other=float("-inf"))
     token = tl.load(at + stride_field, mask=mask, other=0.0).to(tl.int32, bitcast=True)
     chosen = tl.load(at + 2 * stride_field, mask=mask, other=float("-inf"))
@@ -166,14 +175,15 @@ def sample(logits: Tensor, keys: Tensor, positions: Tensor, temperature: float) 
     """
     rows, vocab = logits.shape
     blocks = triton.cdiv(vocab, LOGITS_BLOCK)
-    parts = torch.empty(FIELDS, blocks, rows, dtype=torch.float32, device=logits.device)
+    parts = torch.empty(FIELDS, rows, blocks, dtype=torch.float32, device=logits.device)
     draws = torch.empty(2, rows, dtype=torch.int32, device=logits.device)
     logits_kernel[(blocks, rows)](
         logits, keys.T.contiguous(), positions.to(torch.int32) - 1, parts, vocab, logits.stride(0), rows,
-        parts.stride(0), rows, temperature, BLOCK=LOGITS_BLOCK, SAMPLE=temperature > 0, num_warps=4,
+        parts.stride(0), blocks, temperature, BLOCK=LOGITS_BLOCK, SAMPLE=temperature > 0,
+        TEMPERED=temperature not in (0.0, 1.0), FAST=logits.is_cuda, num_warps=4,
     )  # fmt: skip
     choose_kernel[(rows,)](
-        parts, draws, draws, draws, blocks, parts.stride(0), rows, rows,
+        parts, draws, draws, draws, blocks, parts.stride(0), blocks, rows,
         BLOCKS=triton.next_power_of_2(blocks), FEED=False, PDL=False,
     )  # fmt: skip
     return draws[0], draws[1].view(torch.float32)
@@ -202,15 +212,15 @@ class HeadSampler:
         step = stack.step
         head_kernel[(blocks, 1, triton.cdiv(rows, t.bm))](
             stack.normed, stack.squares, stack.weights.head, step[KEY0], step[POSITION], self.parts, rows, self.vocab,
-            self.hidden, stack.squares.stride(0), step.stride(0), blocks * rows, rows, stack.weights.eps,
-            self.temperature or 1.0, BN=t.bn, BM=t.bm, BK=t.bk, EVEN_K=self.hidden % t.bk == 0,
+            self.hidden, stack.squares.stride(0), step.stride(0), blocks * rows, blocks, stack.weights.eps,
+            self.temperature, BN=t.bn, BM=t.bm, BK=t.bk, EVEN_K=t.even(self.hidden),
             TILES=stack.square_tiles, TILES_POW2=triton.next_power_of_2(stack.square_tiles),
-            SAMPLE=self.temperature > 0, STAGES=t.stages,
-            PREFETCH=t.prefetch_for(self.hidden, stack.element_size), PDL=stack.overlap, num_warps=t.warps,
+            SAMPLE=self.temperature > 0, TEMPERED=self.temperature not in (0.0, 1.0), FAST=step.is_cuda, STAGES=t.stages,
+            AHEAD=t.ahead_of(self.hidden), PDL=stack.overlap, num_warps=t.warps,
             launch_pdl=stack.overlap,
         )  # fmt: skip
         choose_kernel[(rows,)](
-            self.parts, self.draws, step[SLOT], stack.last, blocks, blocks * rows, rows, self.draws.stride(0),
+            self.parts, self.draws, step[SLOT], stack.last, blocks, blocks * rows, blocks, self.draws.stride(0),
             BLOCKS=triton.next_power_of_2(blocks), FEED=True, PDL=stack.overlap, num_warps=4,
             launch_pdl=stack.overlap,
         )  # fmt: skip
