@@ -8,25 +8,15 @@ are first known, but still before the GPU is touched. Standard library only.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
-import types
-import typing
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from schema import ConfigError, UserError, apply_override, parse_sections, read_json, require
 
-class ConfigError(ValueError):
-    """A setting that cannot work. The message is one line: field, value, what is wrong and the mend."""
-
-    def __init__(self, name: str, value: Any, mend: str):
-        super().__init__(f"{name}={value!r}: {mend}")
-
-
-def _require(ok: bool, name: str, value: Any, mend: str) -> None:
-    if not ok:
-        raise ConfigError(name, value, mend)
+__all__ = ["Config", "ConfigError", "UserError", "load_config", "parse_config"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +31,7 @@ class ModelConfig:
     enable_thinking: bool = True  # hybrid templates: False appends the empty think block to every assistant header
 
     def __post_init__(self) -> None:
-        _require(bool(self.path), "model.path", self.path, "name a model folder, e.g. models/tiny_qwen3")
+        require(bool(self.path), "model.path", self.path, "name a model folder, e.g. models/tiny_qwen3")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +44,8 @@ class DataConfig:
     over_long_prompts: Literal["refuse", "drop"] = "refuse"
 
     def __post_init__(self) -> None:
-        _require(bool(self.path), "data.path", self.path, "name a JSONL file with one problem a line")
-        _require(
+        require(bool(self.path), "data.path", self.path, "name a JSONL file with one problem a line")
+        require(
             self.prompt_field != self.answer_field, "data.answer_field", self.answer_field,
             "must differ from data.prompt_field",
         )  # fmt: skip
@@ -83,31 +73,31 @@ class RolloutConfig:
             "prefill_tokens",
         ):  # fmt: skip
             value = getattr(self, name)
-            _require(value >= 1, f"rollout.{name}", value, "must be at least 1")
-        _require(
+            require(value >= 1, f"rollout.{name}", value, "must be at least 1")
+        require(
             self.samples_per_prompt >= 2, "rollout.samples_per_prompt", self.samples_per_prompt,
             "a group advantage compares samples of one prompt; set at least 2",
         )  # fmt: skip
         rest = self.trajectories_per_step % self.samples_per_prompt
-        _require(
+        require(
             rest == 0, "rollout.trajectories_per_step", self.trajectories_per_step,
             f"must be a multiple of rollout.samples_per_prompt={self.samples_per_prompt}; "
             f"the next smaller is {self.trajectories_per_step - rest}, "
             f"the next larger {self.trajectories_per_step - rest + self.samples_per_prompt}",
         )  # fmt: skip
-        _require(
+        require(
             self.temperature > 0, "rollout.temperature", self.temperature,
             "training samples from softmax(logits / temperature); set it above 0, usually 1",
         )  # fmt: skip
-        _require(
+        require(
             self.max_new_tokens < self.context_length, "rollout.max_new_tokens", self.max_new_tokens,
             f"leaves no room for a prompt in rollout.context_length={self.context_length}; lower it",
         )  # fmt: skip
-        _require(
+        require(
             0 < self.kv_memory_fraction < 1, "rollout.kv_memory_fraction", self.kv_memory_fraction,
             "is a share of free GPU memory, between 0 and 1",
         )  # fmt: skip
-        _require(
+        require(
             self.kv_tokens is None or self.kv_tokens >= self.context_length, "rollout.kv_tokens", self.kv_tokens,
             f"must hold one full context, rollout.context_length={self.context_length}",
         )  # fmt: skip
@@ -130,13 +120,13 @@ class ToolConfig:
     preload: tuple[str, ...] = ("numpy", "sympy")  # imported once, before children are forked
 
     def __post_init__(self) -> None:
-        _require(self.timeout_seconds > 0, "tool.timeout_seconds", self.timeout_seconds, "must be above 0 seconds")
-        _require(self.memory_mb >= 16, "tool.memory_mb", self.memory_mb, "a program needs at least 16 MiB")
-        _require(
+        require(self.timeout_seconds > 0, "tool.timeout_seconds", self.timeout_seconds, "must be above 0 seconds")
+        require(self.memory_mb >= 16, "tool.memory_mb", self.memory_mb, "a program needs at least 16 MiB")
+        require(
             self.max_output_chars >= 100, "tool.max_output_chars", self.max_output_chars,
             "must leave room for head, tail and the note between them; set at least 100",
         )  # fmt: skip
-        _require(
+        require(
             self.max_running is None or self.max_running >= 1, "tool.max_running", self.max_running,
             "must be at least 1, or null for cores - 2",
         )  # fmt: skip
@@ -154,8 +144,8 @@ class LossConfig:
     clip_high: float = 0.28
 
     def __post_init__(self) -> None:
-        _require(0 < self.clip_low < 1, "loss.clip_low", self.clip_low, "the ratio is clipped below 1 - clip_low")
-        _require(self.clip_high > 0, "loss.clip_high", self.clip_high, "the ratio is clipped above 1 + clip_high")
+        require(0 < self.clip_low < 1, "loss.clip_low", self.clip_low, "the ratio is clipped below 1 - clip_low")
+        require(self.clip_high > 0, "loss.clip_high", self.clip_high, "the ratio is clipped above 1 + clip_high")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,23 +165,23 @@ class TrainConfig:
     num_threads: int | None = None  # torch CPU threads per process; None: torch's own choice
 
     def __post_init__(self) -> None:
-        _require(self.steps >= 1, "train.steps", self.steps, "must be at least 1")
-        _require(self.learning_rate > 0, "train.learning_rate", self.learning_rate, "must be above 0")
-        _require(
+        require(self.steps >= 1, "train.steps", self.steps, "must be at least 1")
+        require(self.learning_rate > 0, "train.learning_rate", self.learning_rate, "must be above 0")
+        require(
             0 <= self.warmup_steps < self.steps, "train.warmup_steps", self.warmup_steps,
             f"must lie between 0 and train.steps={self.steps}",
         )  # fmt: skip
         for name in ("adam_beta1", "adam_beta2"):
             value = getattr(self, name)
-            _require(0 <= value < 1, f"train.{name}", value, "must lie in [0, 1)")
-        _require(self.weight_decay >= 0, "train.weight_decay", self.weight_decay, "must not be negative")
-        _require(self.max_grad_norm > 0, "train.max_grad_norm", self.max_grad_norm, "must be above 0")
-        _require(
+            require(0 <= value < 1, f"train.{name}", value, "must lie in [0, 1)")
+        require(self.weight_decay >= 0, "train.weight_decay", self.weight_decay, "must not be negative")
+        require(self.max_grad_norm > 0, "train.max_grad_norm", self.max_grad_norm, "must be above 0")
+        require(
             self.max_tokens_per_micro_batch >= 1, "train.max_tokens_per_micro_batch", self.max_tokens_per_micro_batch,
             "must be at least 1 token",
         )  # fmt: skip
-        _require(self.save_every >= 0, "train.save_every", self.save_every, "must be 0 (only at the end) or more")
-        _require(
+        require(self.save_every >= 0, "train.save_every", self.save_every, "must be 0 (only at the end) or more")
+        require(
             self.num_threads is None or self.num_threads >= 1, "train.num_threads", self.num_threads,
             "must be at least 1, or null",
         )  # fmt: skip
@@ -205,10 +195,10 @@ class EvalConfig:
     temperature: float = 1.0  # 0: greedy
 
     def __post_init__(self) -> None:
-        _require(self.every >= 0, "eval.every", self.every, "must be 0 (only at the end) or more")
-        _require(self.samples_per_prompt >= 1, "eval.samples_per_prompt", self.samples_per_prompt, "at least 1")
-        _require(self.temperature >= 0, "eval.temperature", self.temperature, "must be 0 (greedy) or more")
-        _require(
+        require(self.every >= 0, "eval.every", self.every, "must be 0 (only at the end) or more")
+        require(self.samples_per_prompt >= 1, "eval.samples_per_prompt", self.samples_per_prompt, "at least 1")
+        require(self.temperature >= 0, "eval.temperature", self.temperature, "must be 0 (greedy) or more")
+        require(
             self.temperature > 0 or self.samples_per_prompt == 1, "eval.samples_per_prompt", self.samples_per_prompt,
             "greedy samples are all equal; set 1, or eval.temperature above 0",
         )  # fmt: skip
@@ -232,12 +222,12 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             self.train.max_tokens_per_micro_batch >= self.rollout.context_length,
             "train.max_tokens_per_micro_batch", self.train.max_tokens_per_micro_batch,
             f"must hold the longest trajectory, rollout.context_length={self.rollout.context_length}",
         )  # fmt: skip
-        _require(
+        require(
             self.rollout.max_turns == 1 or self.tool.enabled, "rollout.max_turns", self.rollout.max_turns,
             "without a tool every trajectory has one turn; set 1, or tool.enabled true",
         )  # fmt: skip
@@ -254,97 +244,17 @@ _FOREIGN = {
 }
 
 
-def load_config(path: str | Path, overrides: typing.Sequence[str] = ()) -> Config:
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Reads a JSON file and applies `section.field=value` overrides (JSON values; a bare word is a string).
 
     Raises ConfigError with field, value and mend; nothing is written and no model is built.
     """
-    try:
-        raw = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError("--config", str(path), f"cannot be read: {error.strerror}") from error
-    except json.JSONDecodeError as error:
-        raise ConfigError("--config", str(path), f"line {error.lineno} is not JSON: {error.msg}") from error
-    _require(isinstance(raw, dict), "--config", str(path), "must hold one JSON object of sections")
+    raw = read_json(path)
     for text in overrides:
-        _apply_override(raw, text)
+        apply_override(raw, text)
     return parse_config(raw)
-
-
-def _apply_override(raw: dict[str, Any], text: str) -> None:
-    name, equals, value = text.partition("=")
-    section, dot, key = name.partition(".")
-    _require(bool(equals and dot and key), "--set", text, "write section.field=value, e.g. train.steps=3")
-    try:
-        parsed = json.loads(value)
-    except json.JSONDecodeError:
-        parsed = value
-    raw.setdefault(section, {})
-    _require(isinstance(raw[section], dict), section, raw[section], "a section is a JSON object")
-    raw[section][key] = parsed
 
 
 def parse_config(raw: dict[str, Any]) -> Config:
     """A dictionary of sections into a checked `Config`. Raises ConfigError."""
-    sections = typing.get_type_hints(Config)
-    for name, value in raw.items():
-        if name not in sections:
-            homes = [section for section, cls in sections.items() if name in cls.__dataclass_fields__]
-            mend = f"unknown section; did you mean {homes[0]}.{name}?" if homes else _nearest(name, sections)
-            raise ConfigError(name, value, mend)
-        _require(isinstance(value, dict), name, value, "a section is a JSON object")
-    return Config(**{name: _parse_section(name, cls, raw.get(name, {})) for name, cls in sections.items()})
-
-
-def _parse_section(section: str, cls: type, raw: dict[str, Any]) -> Any:
-    hints = typing.get_type_hints(cls)
-    values = {}
-    for key, value in raw.items():
-        name = f"{section}.{key}"
-        if key not in hints:
-            raise ConfigError(name, value, _unknown_key(section, key, hints))
-        values[key] = _coerce(name, value, hints[key])
-    return cls(**values)
-
-
-def _unknown_key(section: str, key: str, hints: dict[str, Any]) -> str:
-    if key in _FOREIGN:
-        return f"not a setting: {_FOREIGN[key]}"
-    for other, cls in typing.get_type_hints(Config).items():
-        if other != section and key in cls.__dataclass_fields__:
-            return f"unknown in this section; did you mean {other}.{key}?"
-    return _nearest(key, hints, prefix=f"{section}.")
-
-
-def _nearest(key: str, known: typing.Iterable[str], prefix: str = "") -> str:
-    names = list(known)
-    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    hint = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(names)}"
-    return f"unknown key; {hint}"
-
-
-def _coerce(name: str, value: Any, hint: Any) -> Any:
-    """Checks one JSON value against its annotation; an integer may stand for a float, a list for a tuple."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        _require(value in args and isinstance(value, str), name, value, f"must be one of {', '.join(map(repr, args))}")
-        return value
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in args:
-            return None
-        return _coerce(name, value, next(a for a in args if a is not type(None)))
-    if origin is tuple:
-        _require(
-            isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value), name, value,
-            "must be a list of strings",
-        )  # fmt: skip
-        return tuple(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    _require(type(value) is hint, name, value, f"must be {_TYPE_WORDS[hint]}, not {type(value).__name__}")
-    if hint is float:
-        _require(value == value and abs(value) != float("inf"), name, value, "must be a finite number")
-    return value
-
-
-_TYPE_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+    return parse_sections(Config, raw, _FOREIGN)

@@ -1,0 +1,140 @@
+"""`main.py audit RUN`: recomputes what a run recorded from its stored trajectories alone, and re-runs its tool calls.
+
+Deliberately separate code: it imports neither reward.py nor data.py nor losses.py, and restates their rules in the
+plainest way, so that a fault in one place shows as a disagreement. Per step: every reward from the tokens, every
+advantage from the rewards, the loss from advantages and token counts (with one update per rollout each ratio is 1, so
+the loss needs no model), the counts in the metrics line. Per call: status and text from a fresh run with its seed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def audit(run_dir: Path, decode: Callable[[list[int]], str], tool: Any | None) -> tuple[dict[str, int], list[str]]:
+    """Counts of what was compared, and one line for each disagreement.
+
+    decode: token ids of an assistant turn to text, control tokens kept
+    tool: `tools.PythonTool`, or None to leave tool calls out
+    """
+    config = json.loads((run_dir / "config.json").read_text())
+    counts: dict[str, int] = defaultdict(int)
+    problems: list[str] = []
+    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
+        metrics = json.loads(line)
+        path = run_dir / "trajectories" / f"step_{metrics['step']}.jsonl"
+        stored = [json.loads(text) for text in path.read_text().splitlines()]
+        rows = [row for row in stored if row["stop"] != "tool_infra"]  # the sandbox spoilt these: no reward, no loss
+        counts["steps"] += 1
+        counts["rewards"] += len(rows)
+        problems += [f"step {metrics['step']}: {p}" for p in _step_problems(config, metrics, rows, decode)]
+        if tool is not None:
+            calls = [call for row in rows for turn in row["turns"] for call in turn["calls"]]
+            calls = [call for call in calls if call["status"] != "bad_call"]
+            counts["calls"] += len(calls)
+            problems += [f"step {metrics['step']}: {p}" for p in _call_problems(calls, tool)]
+    return dict(counts), problems
+
+
+def _step_problems(config: Row, metrics: Row, rows: list[Row], decode: Callable[[list[int]], str]) -> Iterator[str]:
+    groups: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["prompt_index"]].append(row)
+        expected = 1.0 if _is_right(row, decode) else -1.0
+        if row["reward"] != expected:
+            yield f"{_name(row)} has reward {row['reward']}, recomputed {expected}"
+    for members in groups.values():
+        for row, expected in zip(members, _advantages(members, config["reward"]["scale"]), strict=True):
+            if not math.isclose(row["advantage"], expected, rel_tol=1e-9, abs_tol=1e-12):
+                yield f"{_name(row)} has advantage {row['advantage']}, recomputed {expected}"
+    mean = sum(row["reward"] for row in rows) / len(rows)
+    if not math.isclose(metrics["reward"], mean, abs_tol=1e-9):
+        yield f"reward is {metrics['reward']}, recomputed {mean}"
+    if not metrics["skipped"]:
+        loss = _loss(rows, config["loss"]["policy"])
+        if not math.isclose(metrics["loss"], loss, rel_tol=1e-4, abs_tol=1e-6):
+            yield f"loss is {metrics['loss']}, recomputed {loss}"
+
+
+def _advantages(members: list[Row], scale: str) -> list[float]:
+    rewards = [row["reward"] for row in members]
+    mean = sum(rewards) / len(rewards)
+    deviation = math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards))
+    divisor = deviation if scale == "std" and deviation > 0 else 1.0
+    return [(r - mean) / divisor for r in rewards]
+
+
+def _loss(rows: list[Row], policy: str) -> float:
+    """-mean of the advantage, every ratio being 1: over tokens (dapo), or over trajectories of token means (grpo)."""
+    lengths = [sum(row["sampled"]) for row in rows]
+    advantages = [row["advantage"] for row in rows]
+    if policy == "grpo":
+        return -sum(advantages) / len(rows)
+    return -sum(a * n for a, n in zip(advantages, lengths, strict=True)) / sum(lengths)
+
+
+def _is_right(row: Row, decode: Callable[[list[int]], str]) -> bool:
+    """The box rule, restated: the last box of the final message holds the reference, and nothing was cut or called."""
+    if row["stop"] != "answered":
+        return False
+    turn = row["turns"][-1]
+    text = decode(row["token_ids"][turn["start"] : turn["end"]]).split("</think>")[-1]
+    if "<tool_call>" in text or "<think>" in text:
+        return False
+    boxes = list(re.finditer(r"\\boxed\s*\{", text))
+    if not boxes:
+        return False
+    depth, start = 1, boxes[-1].end()
+    for place, (char, before) in enumerate(zip(text[start:], text[start - 1 :], strict=False)):
+        if before != "\\":
+            depth += (char == "{") - (char == "}")
+        if depth == 0:
+            said, wanted = _plain(text[start : start + place]), _plain(row["answer"])
+            return bool(said) and (said == wanted or _value(said) == _value(wanted) is not None)
+    return False
+
+
+def _plain(text: str) -> str:
+    text = text.replace("\u2212", "-").replace("{,}", ",").replace("\\$", "").replace("$", "")
+    text = re.sub(r"\\[dt]frac", r"\\frac", text)
+    text = re.sub(r"\\[,!;:]|~", "", text)
+    while found := re.fullmatch(r"\s*\\(?:text|mathrm|textbf|mathbf|boxed)\s*\{(.*)\}\s*", text, re.S):
+        text = found[1]
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text.strip().rstrip(".").strip())
+    return text
+
+
+def _value(text: str) -> Fraction | None:
+    found = re.fullmatch(r"([+-]?)\\frac\s*\{?(\d+)\}?\s*\{?(\d+)\}?", text)
+    if found:
+        text = f"{found[1]}{found[2]}/{found[3]}"
+    try:
+        numerator, _, denominator = text.partition("/")
+        return Fraction(Decimal(numerator)) / Fraction(Decimal(denominator or "1"))
+    except (InvalidOperation, ValueError, ZeroDivisionError, OverflowError):
+        return None
+
+
+def _call_problems(calls: list[Row], tool: Any) -> Iterator[str]:
+    futures = [tool.submit(call["code"], seed=call["seed"]) for call in calls]
+    for call, future in zip(calls, futures, strict=True):
+        result = future.result()
+        if (result.status, result.text) != (call["status"], call["text"]):
+            yield (
+                f"call {call['code'][:60]!r} gave {call['status']} {call['text'][:60]!r}, "
+                f"again {result.status} {result.text[:60]!r}"
+            )
+
+
+def _name(row: Row) -> str:
+    return f"prompt {row['prompt_index']}, sample {row['sample_index']}"

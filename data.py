@@ -1,0 +1,221 @@
+"""Problems in, packed training batches out.
+
+`load_problems` checks a JSONL file line by line; `ProblemStream` gives the problems of any step as a pure function of
+(seed, step), so that the data cursor is the step counter itself; `collate` deals scored records to ranks and packs
+them into micro-batches. Masks and lengths come from the records, never from pad or end ids.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from config import ConfigError, DataConfig, UserError
+from reward import check_answer
+from rollout.records import RolloutRecord, Scored
+
+
+class DataError(UserError, ValueError):
+    """A data file that cannot be used; one line with file, line, field and the mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    prompt: str
+    answer: str
+    line: int  # in the file, from 1
+
+
+def load_problems(path: str | Path, config: DataConfig) -> list[Problem]:
+    """Reads and checks every line; blank lines are skipped. Raises DataError at the first bad one."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError("data.path", str(path), f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 at byte {error.start}; convert the file") from error
+    lines = enumerate(text.split("\n"), start=1)
+    problems = [_parse_line(path, number, line, config) for number, line in lines if line.strip()]
+    if not problems:
+        raise DataError(f"{path}: holds no problem; write one JSON object a line")
+    return problems
+
+
+def _parse_line(path: str | Path, number: int, line: str, config: DataConfig) -> Problem:
+    where = f"{path}, line {number}"
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: not JSON ({error.msg} at column {error.colno}); write one object a line") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: a {type(row).__name__}, not an object; write {{...}}")
+    for setting, name in (("prompt_field", config.prompt_field), ("answer_field", config.answer_field)):
+        if name not in row:
+            raise DataError(f"{where}: field {name!r} is missing; add it or set data.{setting} (has {', '.join(row)})")
+    prompt, answer = row[config.prompt_field], row[config.answer_field]
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise DataError(f"{where}: field {config.prompt_field!r} is {prompt!r}; it must be a non-empty string")
+    try:
+        return Problem(prompt, check_answer(answer), number)
+    except ValueError as error:
+        raise DataError(f"{where}: field {config.answer_field!r}: {error}") from error
+
+
+def render_prompts(
+    problems: Sequence[Problem], render: Callable[[str], list[int]], limit: int, over_long: str, path: str
+) -> tuple[list[Problem], list[list[int]]]:
+    """Token ids of every prompt, measured with the template and the tool schema in place.
+
+    limit: most prompt tokens, so that one can still be sampled within rollout.context_length
+    over_long: "refuse" raises DataError at the first longer prompt; "drop" leaves them out
+    """
+    kept, prompts = [], []
+    for problem in problems:
+        ids = render(problem.prompt)
+        if len(ids) <= limit:
+            kept.append(problem)
+            prompts.append(ids)
+        elif over_long == "refuse":
+            raise DataError(
+                f"{path}, line {problem.line}: the prompt has {len(ids)} tokens, {limit} fit beside one sampled "
+                "token; raise rollout.context_length, shorten it, or set data.over_long_prompts to 'drop'"
+            )
+    if not kept:
+        raise DataError(f"{path}: all {len(problems)} prompts are longer than {limit} tokens")
+    return kept, prompts
+
+
+class ProblemStream:
+    """The endless order of problems: each epoch visits every problem once, shuffled by (seed, epoch) alone."""
+
+    def __init__(self, num_problems: int, seed: int, shuffle: bool):
+        self._size, self._seed, self._shuffle = num_problems, seed, shuffle
+        self._epoch, self._order = -1, list(range(num_problems))
+
+    def indices(self, step: int, count: int) -> list[int]:
+        """Problems of step `step` (from 0) when every step takes `count`; a step may span two epochs."""
+        return [self._at(position) for position in range(step * count, (step + 1) * count)]
+
+    def epoch(self, step: int, count: int) -> float:
+        """Passes over the data made before step `step`."""
+        return step * count / self._size
+
+    def _at(self, position: int) -> int:
+        epoch, offset = divmod(position, self._size)
+        if self._shuffle and epoch != self._epoch:
+            self._order = list(range(self._size))
+            random.Random(f"{self._seed} {epoch}").shuffle(self._order)
+            self._epoch = epoch
+        return self._order[offset]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTokenBatch:
+    """Packed rows for one forward. N tokens of all rows, M of them predict a sampled token.
+
+    The last token of a row predicts nothing and is left out: a record of T tokens takes T - 1 places.
+    """
+
+    input_ids: Tensor  # [1, N]
+    position_ids: Tensor  # [1, N], from 0 in each row
+    lengths: tuple[int, ...]  # tokens of each row; they sum to N
+    predictors: Tensor  # [M] places in the line whose next token was sampled
+    targets: Tensor  # [M] those next tokens
+    behaviour_logprobs: Tensor  # [M] fp32, as recorded while sampling
+    advantages: Tensor  # [M] fp32, the row's for each of its tokens
+    weights: Tensor  # [M] fp32; over all ranks and micro-batches of a step they sum to 1 where every row trains
+
+    @classmethod
+    def from_rollout(
+        cls, records: Sequence[RolloutRecord], advantages: Sequence[float], weights: Sequence[float]
+    ) -> ResponseTokenBatch:
+        """advantages, weights: one of each record, given to each of its sampled tokens."""
+        ids: list[int] = []
+        positions: list[int] = []
+        predictors: list[int] = []
+        targets: list[int] = []
+        behaviour: list[float] = []
+        row_of: list[int] = []
+        for row, record in enumerate(records):
+            base = len(ids)
+            ids.extend(record.token_ids[:-1])
+            positions.extend(range(len(record.token_ids) - 1))
+            for turn in record.turns:
+                predictors.extend(range(base + turn.start - 1, base + turn.end - 1))
+                targets.extend(record.token_ids[turn.start : turn.end])
+                behaviour.extend(record.logprobs[turn.start : turn.end])
+                row_of.extend([row] * (turn.end - turn.start))
+        rows = torch.tensor(row_of)
+        return cls(
+            input_ids=torch.tensor([ids]),
+            position_ids=torch.tensor([positions]),
+            lengths=tuple(len(record.token_ids) - 1 for record in records),
+            predictors=torch.tensor(predictors),
+            targets=torch.tensor(targets),
+            behaviour_logprobs=torch.tensor(behaviour, dtype=torch.float32),
+            advantages=torch.tensor(advantages, dtype=torch.float32)[rows],
+            weights=torch.tensor(weights, dtype=torch.float32)[rows],
+        )
+
+    def to(self, device: torch.device) -> ResponseTokenBatch:
+        names = [f.name for f in dataclasses.fields(self) if f.name != "lengths"]
+        return dataclasses.replace(self, **{n: getattr(self, n).to(device, non_blocking=True) for n in names})
+
+
+def token_weights(scored: Sequence[Scored], policy: str) -> list[float]:
+    """The weight of each record's sampled tokens, denominators global over the step.
+
+    dapo: 1 / (sampled tokens of the step); grpo: 1 / (trajectories x the record's sampled tokens).
+    """
+    if policy == "dapo":
+        return [1.0 / sum(s.record.num_sampled for s in scored)] * len(scored)
+    return [1.0 / (len(scored) * s.record.num_sampled) for s in scored]
+
+
+def collate(scored: Sequence[Scored], policy: str, max_tokens: int, world_size: int) -> list[list[ResponseTokenBatch]]:
+    """Micro-batches of every rank, equal in number: [world_size][micro-batches].
+
+    scored: all records of the step, every rank's, in (prompt, sample) order; each rank calls this with the same list
+    policy: loss.policy, which fixes the denominator
+    max_tokens: most tokens in a micro-batch
+    Records with advantage 0 add exactly nothing to the gradient, so they are left out of the forward; the denominator
+    counts them. A rank with nothing to train runs a batch of weight 0, since every rank must join the reduction.
+    """
+    weighted = list(zip(scored, token_weights(scored, policy), strict=True))
+    active = [(s, w) for s, w in weighted if s.advantage != 0.0]
+    active.sort(key=lambda pair: (-len(pair[0].record.token_ids), pair[0].record.prompt_index))
+    shares: list[list[tuple[Scored, float]]] = [[] for _ in range(world_size)]
+    loads = [0] * world_size
+    for item, weight in active:
+        rank = loads.index(min(loads))
+        shares[rank].append((item, weight))
+        loads[rank] += len(item.record.token_ids)
+    packed = [_pack(share, max_tokens) for share in shares]
+    count = max(1, *map(len, packed))
+    shortest = min((s.record for s in scored), key=lambda r: len(r.token_ids))
+    idle = ResponseTokenBatch.from_rollout([shortest], [0.0], [0.0])
+    return [groups + [idle] * (count - len(groups)) for groups in packed]
+
+
+def _pack(items: Sequence[tuple[Scored, float]], max_tokens: int) -> list[ResponseTokenBatch]:
+    """Rows of similar length together, longest first, at most `max_tokens` in each micro-batch."""
+    groups: list[list[tuple[Scored, float]]] = []
+    room = 0
+    for item in items:
+        length = len(item[0].record.token_ids) - 1
+        if length > room:
+            groups.append([])
+            room = max_tokens
+        groups[-1].append(item)
+        room -= length
+    return [
+        ResponseTokenBatch.from_rollout([s.record for s, _ in g], [s.advantage for s, _ in g], [w for _, w in g])
+        for g in groups
+    ]

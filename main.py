@@ -1,0 +1,262 @@
+"""The command line, and the only place that constructs things.
+
+    main.py --config FILE [--set section.field=value ...] [--run-dir DIR] [--resume]
+
+trains. Everything that can be refused is refused before anything is written, before the model is built and before the
+GPU is touched: settings, data, prompts, batch maths. Errors are one line on standard error and exit status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from config import Config, ConfigError, UserError, load_config
+
+USER_ERROR_STATUS = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if words[:1] == ["audit"]:
+            return _audit(_audit_parser().parse_args(words[1:]))
+        args = _parser().parse_args(words)
+        config = load_config(args.config, args.set)
+        _train(config, Path(args.run_dir or config.log.run_dir or f"runs/{Path(args.config).stem}"), args.resume)
+    except UserError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        return USER_ERROR_STATUS
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="main.py",
+        description="Trains a tool-using language model with multi-turn GRPO, sampling from the weights it trains.",
+        epilog="Start with: main.py --config configs/tiny_cpu.json (two minutes on a laptop, no download).",
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="JSON settings, e.g. configs/tiny_cpu.json")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE",
+        help="override one setting, e.g. --set train.steps=3; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--run-dir", metavar="DIR", help="where the run is written; default: runs/<config name>")
+    parser.add_argument("--resume", action="store_true", help="continue the run in DIR from its newest checkpoint")
+    parser.add_argument(
+        "--local_rank", help=argparse.SUPPRESS
+    )  # DeepSpeed's launcher adds it; LOCAL_RANK says the same
+    return parser
+
+
+def _audit_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="main.py audit",
+        description="Recomputes a run's rewards, advantages and losses from its stored trajectories with separate "
+        "code, and runs its tool calls again. Exit status 1 where anything differs.",
+    )
+    parser.add_argument("run", metavar="RUN", help="the run's folder")
+    parser.add_argument("--no-tools", action="store_true", help="do not run the tool calls again")
+    return parser
+
+
+def _train(config: Config, run_dir: Path, resume: bool) -> None:
+    resume_from = _check_run_dir(run_dir, resume)
+    world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    check_batch(config, world_size)
+
+    from trainer import Trainer
+
+    tokenizer = load_tokenizer(config)
+    chat, data, eval_data = load_data(config, tokenizer)
+    shape = check_model(config)
+    tool = start_tool(config, rank)
+    try:
+        device = _device(config)
+        policy, engine = build_policy(config, shape, device, chat, tool)
+        sample = sample_with(engine)
+        trainer = Trainer(
+            config, policy, sample, lambda: engine.stats, chat, tokenizer, data, eval_data, run_dir
+        )  # fmt: skip
+        if rank == 0:
+            (run_dir / "config.json").write_text(config.to_json())
+        first = trainer.resume(resume_from) if resume_from else 0
+        trainer.run(first)
+    finally:
+        if tool:
+            tool.close()
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from audit import audit
+
+    run_dir = Path(args.run)
+    config = load_config(run_dir / "config.json")
+    chat = load_chat(config, load_tokenizer(config))
+    tool = None if args.no_tools else start_tool(config, rank=0)
+    try:
+        counts, problems = audit(run_dir, chat.decode, tool)
+    finally:
+        if tool:
+            tool.close()
+    for problem in problems[:50]:
+        print(problem)
+    print(", ".join(f"{count} {name}" for name, count in counts.items()), "recomputed;", len(problems), "differ")
+    return 1 if problems else 0
+
+
+def _check_run_dir(run_dir: Path, resume: bool) -> Path | None:
+    """The checkpoint to resume from. A folder that holds a run is never overwritten."""
+    from checkpoint import CheckpointError, find_latest
+
+    latest = find_latest(run_dir)
+    if resume and latest is None:
+        raise CheckpointError(f"{run_dir}: no complete checkpoint to resume from; start without --resume")
+    if not resume and (run_dir / "metrics.jsonl").exists():
+        raise ConfigError("--run-dir", str(run_dir), "already holds a run; add --resume, or name another folder")
+    return latest
+
+
+def check_batch(config: Config, world_size: int) -> None:
+    prompts, samples = config.rollout.prompts_per_step, config.rollout.samples_per_prompt
+    if prompts % world_size:
+        good = [n * world_size * samples for n in (prompts // world_size, prompts // world_size + 1) if n]
+        raise ConfigError(
+            "rollout.trajectories_per_step", config.rollout.trajectories_per_step,
+            f"gives {prompts} prompts a step, which {world_size} processes can not share equally; "
+            f"set {' or '.join(map(str, good))}",
+        )  # fmt: skip
+
+
+def load_tokenizer(config: Config) -> Any:
+    from transformers import AutoTokenizer
+
+    name = "tokenizer_path" if config.model.tokenizer_path else "path"
+    return _from_hub(f"model.{name}", getattr(config.model, name), AutoTokenizer)
+
+
+def load_chat(config: Config, tokenizer: Any) -> Any:
+    """The chat format, probed. Raises ChatTemplateError."""
+    from rollout.chat import Qwen3Chat
+    from tools import tool_schema
+
+    tools = [tool_schema(config.tool)] if config.tool.enabled else []
+    return Qwen3Chat(tokenizer, tools=tools, enable_thinking=config.model.enable_thinking)
+
+
+def load_data(config: Config, tokenizer: Any) -> tuple[Any, Any, Any]:
+    """The chat format, and the problems with their rendered prompts. Raises DataError or ConfigError."""
+    from data import load_problems, render_prompts
+    from trainer import TrainingData
+
+    chat = load_chat(config, tokenizer)
+    system = [{"role": "system", "content": config.data.system_prompt}] if config.data.system_prompt else []
+
+    def render(text: str) -> list[int]:
+        return chat.prompt_ids([*system, {"role": "user", "content": text}])
+
+    def rendered(path: str) -> TrainingData:
+        problems = load_problems(path, config.data)
+        limit = config.rollout.context_length - 1
+        return TrainingData(*render_prompts(problems, render, limit, config.data.over_long_prompts, path))
+
+    return chat, rendered(config.data.path), rendered(config.eval.path) if config.eval.path else None
+
+
+def check_model(config: Config) -> Any:
+    """The model's shape, from its config.json alone."""
+    from transformers import AutoConfig
+
+    from modeling.attention import check_supported
+    from modeling.shapes import shape_source
+
+    shape = _from_hub("model.path", shape_source(config.model), AutoConfig)
+    try:
+        check_supported(shape)
+    except ValueError as error:
+        raise ConfigError("model.path", config.model.path, str(error)) from error
+    if config.rollout.context_length > shape.max_position_embeddings:
+        raise ConfigError(
+            "rollout.context_length", config.rollout.context_length,
+            f"is more than the model's max_position_embeddings={shape.max_position_embeddings}; lower it",
+        )  # fmt: skip
+    return shape
+
+
+def _from_hub(name: str, path: str, loader: Any) -> Any:
+    hub_name = path.count("/") == 1 and path[0] not in "/.~"
+    if not Path(path).is_dir() and not hub_name:
+        raise ConfigError(name, path, "is neither a folder nor a hub name of the form organisation/model")
+    try:
+        return loader.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(name, path, f"cannot be loaded: {str(error).splitlines()[0]}") from error
+
+
+def start_tool(config: Config, rank: int) -> Any:
+    """The Python tool, started before CUDA is touched: it forks, and nothing of the GPU may be inherited."""
+    if not config.tool.enabled:
+        return None
+    from tools import PythonTool
+
+    tool = PythonTool(config.tool)
+    if rank == 0:
+        print(tool.report, flush=True)
+    return tool
+
+
+def _device(config: Config) -> Any:
+    import torch
+
+    if config.train.num_threads:
+        torch.set_num_threads(config.train.num_threads)
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def build_policy(config: Config, shape: Any, device: Any, chat: Any, tool: Any) -> tuple[Any, Any]:
+    """The policy inside DeepSpeed, and the rollout engine over its live weights."""
+    from policy import Policy, init_distributed, register_rollout_engine
+    from rollout.cache import PagedCache, num_pages
+    from rollout.decoder import EagerDecoder
+    from rollout.engine import RolloutEngine
+
+    register_rollout_engine(RolloutEngine)
+    init_distributed(device)
+    policy = Policy(config, device)
+    rollout = config.rollout
+    pages = num_pages(rollout, shape, policy.model.dtype, device)
+    cache = PagedCache(shape, pages, rollout.page_size, policy.model.dtype, device)
+    engine = RolloutEngine(
+        EagerDecoder(policy.model, cache, config.model.attn_implementation),
+        chat,
+        tool,
+        decode_rows=rollout.decode_rows,
+        page_size=rollout.page_size,
+        num_pages=pages,
+        prefill_tokens=rollout.prefill_tokens,
+        deterministic=rollout.deterministic,
+    )
+    return policy, engine
+
+
+def sample_with(engine: Any) -> Any:
+    """The engine as the plain function that the trainer takes."""
+    from rollout.engine import RolloutRequest
+
+    def sample(prompts: Any, prompt_indices: Any, step: int, sampling: Any) -> Any:
+        return engine.generate(RolloutRequest(prompts, prompt_indices, step), sampling)
+
+    return sample
+
+
+if __name__ == "__main__":
+    sys.exit(main())

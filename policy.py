@@ -1,0 +1,210 @@
+"""The policy: a Hugging Face model inside DeepSpeed's hybrid engine under ZeRO-2, sampled and trained in one process.
+
+Invariants: the modules and parameters that `Policy.model` gives to the rollout are the ones the optimizer updates;
+gradients are sums of per-token terms that already hold the global denominator, whatever the number of micro-batches or
+ranks; the learning rate follows the trainer's step counter, not DeepSpeed's (which also counts skipped steps).
+`engine.generate` is not used: Qwen3 has no inference container, and the forward is `engine.module`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidiactl") else "cpu")
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from config import Config, ModelConfig
+from modeling.attention import IMPLEMENTATION, NO_MASK, SOFTMAX, Softmax, TrainingRows
+from modeling.logprob import TokenLogprobs, token_logprobs
+from modeling.shapes import shape_source
+
+deepspeed.utils.logger.setLevel(logging.ERROR)
+transformers_logging.disable_progress_bar()
+
+
+class PackedBatch(Protocol):
+    """The fields of `data.ResponseTokenBatch` that a forward needs. N tokens, M of them predict a target."""
+
+    @property
+    def input_ids(self) -> Tensor: ...  # [1, N]
+    @property
+    def position_ids(self) -> Tensor: ...  # [1, N]
+    @property
+    def lengths(self) -> Sequence[int]: ...  # of the rows; they sum to N
+    @property
+    def predictors(self) -> Tensor: ...  # [M]
+    @property
+    def targets(self) -> Tensor: ...  # [M]
+
+
+def init_distributed(device: torch.device) -> None:
+    """Joins the process group of the launcher (`deepspeed`, `torchrun`), or makes one of a single process."""
+    if device.type == "cpu":
+        # Its first use would compile C++ for 100 s, and fail where there is no compiler; gloo serves as well.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if "RANK" in os.environ:
+        deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
+        return
+    os.environ["LOCAL_RANK"] = "0"  # the engine asserts it
+    if not dist.is_initialized():
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
+
+
+def register_rollout_engine(engine: type) -> None:
+    """Makes `engine` an instance of DeepSpeed's `RolloutEngine` in the eyes of isinstance; nothing is inherited."""
+    DeepSpeedRolloutEngine.register(engine)
+
+
+def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrainedModel:
+    """The Hugging Face model on its device, with our attention; weights from the checkpoint or random."""
+    dtype = getattr(torch, config.dtype)
+    if not config.random_weights:
+        model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype, attn_implementation=IMPLEMENTATION)
+        return model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` without its signature
+    shape = AutoConfig.from_pretrained(shape_source(config))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=IMPLEMENTATION)
+
+
+def enable_checkpointing(model: PreTrainedModel) -> None:
+    """Recomputes each layer in the backward pass; non-reentrant, since a tied head's gradient must arrive once."""
+    renamed = getattr(model, "activation_checkpointing_enable", None)  # transformers 5.24's name for it
+    (renamed or model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+
+class TokenLogprobModule(nn.Module):
+    """What DeepSpeed wraps: a packed batch in, log-probabilities of its sampled tokens out."""
+
+    def __init__(self, model: PreTrainedModel, softmax: Softmax, temperature: float):
+        super().__init__()
+        self.model = model
+        self._softmax, self._temperature = softmax, temperature
+
+    def forward(self, batch: PackedBatch) -> TokenLogprobs:
+        rows = TrainingRows(batch.lengths, self._softmax, batch.input_ids.device)
+        hidden = self.model.base_model(
+            input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=NO_MASK, use_cache=False,
+            rows=rows,
+        ).last_hidden_state[0]  # [N, H]  # fmt: skip
+        head = self.model.get_output_embeddings().weight
+        return token_logprobs(hidden[batch.predictors], head, batch.targets, self._temperature)
+
+
+class Policy:
+    """One per process. Everything that DeepSpeed does happens behind these methods."""
+
+    def __init__(self, config: Config, device: torch.device):
+        """Builds the model and the engine; `init_distributed` must have run."""
+        self.config, self.device = config, device
+        self.model = build_model(config.model, config.train.seed, device)
+        if config.model.gradient_checkpointing:
+            enable_checkpointing(self.model)
+        softmax = SOFTMAX[config.model.attn_implementation]
+        module = TokenLogprobModule(self.model, softmax, config.rollout.temperature)
+        self.world_size = dist.get_world_size()
+        with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here what its logger would not
+            self._engine, self._optimizer, _, _ = deepspeed.initialize(
+                model=module, optimizer=build_optimizer(self.model, config), config=deepspeed_settings(config)
+            )
+
+    def eval(self) -> None:
+        self._engine.module.eval()  # engine.eval() prints a latency line each time
+
+    def train(self) -> None:
+        self._engine.module.train()
+
+    def token_logprobs(self, batch: PackedBatch) -> TokenLogprobs:
+        """Log-probabilities [M] of the batch's sampled tokens under the current weights, differentiable."""
+        return self._engine(batch)
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Adds a micro-batch's gradient. All ranks make equally many calls; the last one before `step` says so.
+
+        loss: this rank's part of the step's loss, with the global denominator in it
+        """
+        self._engine.set_gradient_accumulation_boundary(last)
+        # DeepSpeed averages gradients over ranks; the parts of our loss are to be summed. It also divides by
+        # gradient_accumulation_steps, which is 1 in its settings whatever the number of micro-batches.
+        self._engine.backward(loss * self.world_size)
+        if not last:
+            self._engine.step()  # counts the micro-batch, updates nothing
+
+    def step(self, learning_rate: float) -> float:
+        """Clips and updates; returns the gradient's global norm before clipping."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm())
+
+    def save(self, folder: Path) -> None:
+        """Engine state of every rank: weights, optimizer. Collective."""
+        self._engine.save_checkpoint(str(folder), tag="engine", save_latest=False)
+
+    def load(self, folder: Path) -> None:
+        """Restores what `save` wrote. Collective. Raises RuntimeError where nothing was found."""
+        path, _ = self._engine.load_checkpoint(str(folder), tag="engine")
+        if path is None:
+            raise RuntimeError(f"{folder}: holds no engine state")
+
+    def save_pretrained(self, folder: Path) -> None:
+        """The Hugging Face copy; rank 0 alone."""
+        self.model.save_pretrained(folder)
+
+
+def build_optimizer(model: PreTrainedModel, config: Config) -> torch.optim.Optimizer:
+    """AdamW; vectors (norms, biases) and the embedding are not decayed."""
+    train = config.train
+    embedding = cast(Tensor, model.get_input_embeddings().weight)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if train.weight_decay == 0:
+        groups = [{"params": parameters, "weight_decay": 0.0}]
+    else:
+        groups = [
+            {"params": [p for p in parameters if _decays(p, embedding)], "weight_decay": train.weight_decay},
+            {"params": [p for p in parameters if not _decays(p, embedding)], "weight_decay": 0.0},
+        ]
+    betas = (train.adam_beta1, train.adam_beta2)
+    if train.offload_optimizer:
+        return deepspeed.ops.adam.DeepSpeedCPUAdam(groups, lr=train.learning_rate, betas=betas, adamw_mode=True)
+    fused = next(model.parameters()).device.type == "cuda"
+    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, fused=fused)
+
+
+def _decays(parameter: Tensor, embedding: Tensor) -> bool:
+    return parameter.ndim > 1 and parameter is not embedding
+
+
+def deepspeed_settings(config: Config) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": 2, "contiguous_gradients": True, "overlap_comm": False}
+    if config.train.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": config.train.max_grad_norm,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "hybrid_engine": {"enabled": True},
+        "steps_per_print": 1 << 40,
+    }
+    if config.model.dtype == "bfloat16":
+        # Without the second line micro-batches would be added up in bf16.
+        settings["bf16"] = {"enabled": True}
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    return settings

@@ -1,0 +1,234 @@
+"""The rollout: prompts in, one `RolloutRecord` per trajectory out, with tools overlapping the decoding of other rows.
+
+Each turn of the loop computes one plan of the scheduler, appends what was drawn, and picks up finished tool calls. No
+call blocks the loop while another row can decode. The engine has DeepSpeed's `RolloutEngine` surface (`generate`,
+`sync_weights`, `shutdown`) and is registered as one in main.py; weights need no sync, since they are the trained ones.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rollout.chat import Qwen3Chat
+from rollout.decoder import Decoder
+from rollout.episode import Episode, TurnEnd
+from rollout.noise import row_key
+from rollout.records import RolloutRecord, SamplingConfig, StopReason, ToolCall
+from rollout.scheduler import Scheduler
+from rollout.scheduler import Sequence as Slot
+from rollout.toolcall import Call, CallError
+
+
+class Tool(Protocol):
+    """What the engine needs of `tools.PythonTool`; the future always resolves, also when the sandbox fails."""
+
+    def submit(self, code: str, *, seed: int = 0) -> concurrent.futures.Future[Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """Prompts of one step. `prompt_indices` name them within the step, over all ranks: noise is keyed by them."""
+
+    prompts: Sequence[Sequence[int]]  # token ids of each prompt
+    prompt_indices: Sequence[int]
+    policy_step: int
+
+
+@dataclass(slots=True)
+class RolloutStats:
+    """Counts and seconds of one `generate`."""
+
+    seconds: float = 0.0
+    decode_tokens: int = 0
+    prefill_tokens: int = 0
+    steps: int = 0
+    running_rows: int = 0  # summed over steps; divide by steps for the mean
+    idle_seconds: float = 0.0  # no row could decode: every one was waiting for its tool
+    tool_seconds: float = 0.0  # wall time of all calls, from submission to result
+    preemptions: int = 0
+    reused_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _OpenTurn:
+    """A turn whose calls are running. Items keep the order in which the model wrote them."""
+
+    episode: Episode
+    slot: Slot
+    ended: bool
+    calls: list[tuple[Call | CallError, int]]  # with the seed of each
+    futures: list[concurrent.futures.Future[Any] | None]  # None for a call that cannot be read
+    submitted: float = field(default_factory=time.perf_counter)
+
+    def is_done(self) -> bool:
+        return all(future is None or future.done() for future in self.futures)
+
+
+class RolloutEngine:
+    """Samples trajectories. One per process; `decoder` holds the cache of `num_pages` pages."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        chat: Qwen3Chat,
+        tool: Tool | None,
+        *,
+        decode_rows: int,
+        page_size: int,
+        num_pages: int,
+        prefill_tokens: int,
+        deterministic: bool = False,
+    ):
+        self._decoder, self._chat, self._tool = decoder, chat, tool
+        self._limits = {
+            "decode_rows": decode_rows, "page_size": page_size, "num_pages": num_pages,
+            "prefill_tokens": prefill_tokens,
+        }  # fmt: skip
+        self._deterministic = deterministic
+        self.stats = RolloutStats()
+
+    def generate(self, request: RolloutRequest, sampling: SamplingConfig) -> list[RolloutRecord]:
+        """Samples `n_samples_per_prompt` trajectories of each prompt; ordered by (prompt, sample)."""
+        started = time.perf_counter()
+        self.stats = RolloutStats()
+        run = _Run(self._chat, self._tool, Scheduler(**self._limits), sampling, self.stats)
+        run.submit(request)
+        while run.scheduler.num_unfinished:
+            run.deliver(wait_for_all=self._deterministic)
+            plan = run.scheduler.plan()
+            if not plan:
+                run.wait_for_a_tool()
+                continue
+            draws = self._decoder.run([chunk for _, chunk in plan], sampling.temperature)
+            run.advance([slot for slot, chunk in plan if chunk.sample], draws.tokens, draws.logprobs)
+            run.count([chunk for _, chunk in plan])
+        self.stats.seconds = time.perf_counter() - started
+        self.stats.preemptions, self.stats.reused_tokens = run.scheduler.preemptions, run.scheduler.reused_tokens
+        return sorted(run.records, key=lambda r: (r.prompt_index, r.sample_index))
+
+    def sync_weights(self, step: int) -> None:
+        """Nothing to do: the sampled weights are the trained ones."""
+
+    def shutdown(self) -> None:
+        """Nothing to free: the tool and the model belong to main.py."""
+
+
+class _Run:
+    """The state of one `generate`."""
+
+    def __init__(
+        self, chat: Qwen3Chat, tool: Tool | None, scheduler: Scheduler, sampling: SamplingConfig, stats: RolloutStats
+    ):
+        self.scheduler = scheduler
+        self.records: list[RolloutRecord] = []
+        self._chat, self._tool, self._sampling, self._stats = chat, tool, sampling, stats
+        self._episodes: dict[int, Episode] = {}  # by order
+        self._open: list[_OpenTurn] = []  # in order of submission
+
+    def submit(self, request: RolloutRequest) -> None:
+        order = 0
+        for index, prompt in zip(request.prompt_indices, request.prompts, strict=True):
+            for sample_index in range(self._sampling.n_samples_per_prompt):
+                episode = Episode(
+                    prompt, prompt_index=index, sample_index=sample_index, policy_step=request.policy_step,
+                    sampling=self._sampling,
+                )  # fmt: skip
+                self._episodes[order] = episode
+                key = row_key(self._sampling.seed, request.policy_step, index, sample_index)
+                self.scheduler.add(Slot(order, index, len(prompt), episode.tokens, key))
+                order += 1
+
+    def advance(self, slots: list[Slot], tokens: list[int], logprobs: list[float]) -> None:
+        for slot, token, logprob in zip(slots, tokens, logprobs, strict=True):
+            episode = self._episodes[slot.order]
+            end = episode.draw(token, logprob, self._chat.stop_ids)
+            if end is TurnEnd.FULL:
+                episode.close_turn(ended=False)
+                self._finish(slot, StopReason.CONTEXT_FULL)
+            elif end is not TurnEnd.OPEN:
+                self._end_turn(slot, episode, ended=end is TurnEnd.ENDED)
+
+    def _end_turn(self, slot: Slot, episode: Episode, ended: bool) -> None:
+        items = self._chat.parse(self._chat.decode(episode.turn_ids)).items if self._tool else ()
+        if not items:
+            episode.close_turn(ended=ended)
+            self._finish(slot, StopReason.ANSWERED if ended else StopReason.TURN_TOKENS)
+        elif episode.is_last_turn:
+            episode.close_turn(ended=ended)
+            readable = any(isinstance(item, Call) for item in items)
+            self._finish(slot, StopReason.TURN_LIMIT if readable else StopReason.BAD_CALL)
+        else:
+            self.scheduler.park(slot)
+            self._open.append(self._submit_calls(slot, episode, ended, items))
+
+    def _submit_calls(self, slot: Slot, episode: Episode, ended: bool, items: Sequence[Call | CallError]) -> _OpenTurn:
+        assert self._tool is not None
+        calls: list[tuple[Call | CallError, int]] = []
+        futures: list[concurrent.futures.Future[Any] | None] = []
+        for number, item in enumerate(items):
+            seed = call_seed(slot.key, episode.turn_index, number)
+            calls.append((item, seed))
+            futures.append(self._tool.submit(item.arguments["code"], seed=seed) if isinstance(item, Call) else None)
+        return _OpenTurn(episode, slot, ended, calls, futures)
+
+    def deliver(self, wait_for_all: bool) -> None:
+        """Picks up turns whose calls are done, in order of submission."""
+        if wait_for_all:
+            concurrent.futures.wait(self._pending())
+        ready = [turn for turn in self._open if turn.is_done()]
+        self._open = [turn for turn in self._open if turn not in ready]
+        for turn in ready:
+            self._deliver_turn(turn)
+
+    def _deliver_turn(self, turn: _OpenTurn) -> None:
+        self._stats.tool_seconds += time.perf_counter() - turn.submitted
+        calls = tuple(_tool_call(item, seed, f) for (item, seed), f in zip(turn.calls, turn.futures, strict=True))
+        turn.episode.close_turn(ended=turn.ended, calls=calls)
+        if any(call.status == "infra" for call in calls):
+            self._finish(turn.slot, StopReason.TOOL_INFRA)
+            return
+        has_end = turn.episode.tokens[-1] == self._chat.end_of_turn_id  # a cut turn, or <|endoftext|>, lacks it
+        suffix = self._chat.suffix_ids([call.text for call in calls], ended=has_end)
+        if turn.episode.has_room_for(suffix):
+            turn.episode.append_suffix(suffix)
+            self.scheduler.resume(turn.slot)
+        else:
+            self._finish(turn.slot, StopReason.CONTEXT_FULL)
+
+    def wait_for_a_tool(self) -> None:
+        started = time.perf_counter()
+        concurrent.futures.wait(self._pending(), return_when=concurrent.futures.FIRST_COMPLETED)
+        self._stats.idle_seconds += time.perf_counter() - started
+
+    def count(self, chunks: list[Any]) -> None:
+        self._stats.steps += 1
+        self._stats.running_rows += len(chunks)
+        self._stats.decode_tokens += sum(chunk.sample for chunk in chunks)
+        self._stats.prefill_tokens += sum(len(chunk.token_ids) for chunk in chunks if len(chunk.token_ids) > 1)
+
+    def _pending(self) -> list[concurrent.futures.Future[Any]]:
+        return [future for turn in self._open for future in turn.futures if future is not None and not future.done()]
+
+    def _finish(self, slot: Slot, stop: StopReason) -> None:
+        self.records.append(self._episodes.pop(slot.order).finish(stop))
+        self.scheduler.finish(slot)
+
+
+def call_seed(key: tuple[int, int], turn: int, call: int) -> int:
+    """The seed of numpy and random in a tool call: a function of the trajectory, so that a replay sees the same."""
+    digest = hashlib.blake2b(f"{key[0]} {key[1]} {turn} {call}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _tool_call(item: Call | CallError, seed: int, future: concurrent.futures.Future[Any] | None) -> ToolCall:
+    if isinstance(item, CallError) or future is None:
+        return ToolCall(name="", code="", status="bad_call", text=str(item), seed=seed, wall_s=0.0)
+    result, code = future.result(), item.arguments["code"]
+    return ToolCall(
+        name=item.name, code=code, status=result.status, text=result.text, seed=seed, wall_s=result.wall_s
+    )  # fmt: skip

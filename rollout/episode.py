@@ -1,0 +1,94 @@
+"""One trajectory while it grows: the token line, its turns, and what ends it. Plain Python, no torch, no scheduling.
+
+Sampled ids are kept verbatim; after a turn only a suffix is appended. `finish` turns the whole into a `RolloutRecord`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from enum import Enum
+
+from rollout.records import RolloutRecord, SamplingConfig, StopReason, ToolCall, Turn
+
+
+class TurnEnd(Enum):
+    """How the open turn stands after a draw."""
+
+    OPEN = "open"
+    ENDED = "ended"  # the policy drew a stop token
+    CUT = "cut"  # sampling.max_new_tokens reached
+    FULL = "full"  # sampling.context_length reached
+
+
+class Episode:
+    def __init__(
+        self, prompt_ids: Sequence[int], *, prompt_index: int, sample_index: int, policy_step: int,
+        sampling: SamplingConfig,
+    ):  # fmt: skip
+        """Raises ValueError where the prompt leaves no room for a token."""
+        if not 0 < len(prompt_ids) < sampling.context_length:
+            raise ValueError(
+                f"prompt {prompt_index} has {len(prompt_ids)} tokens; "
+                f"it must have at least 1 and fewer than context_length={sampling.context_length}"
+            )
+        self.prompt_index, self.sample_index, self.policy_step = prompt_index, sample_index, policy_step
+        self.tokens = list(prompt_ids)  # [T]
+        self._logprobs = [0.0] * len(prompt_ids)  # [T]
+        self._turns: list[Turn] = []
+        self._turn_start = len(prompt_ids)
+        self._sampling = sampling
+
+    def draw(self, token: int, logprob: float, stop_ids: Collection[int]) -> TurnEnd:
+        """Appends a sampled token to the open turn."""
+        self.tokens.append(token)
+        # A certain token has log-prob -0.0 or, by rounding of the log-sum-exp, a hair above 0.
+        self._logprobs.append(min(logprob, 0.0))
+        if token in stop_ids:
+            return TurnEnd.ENDED
+        if len(self.tokens) >= self._sampling.context_length:
+            return TurnEnd.FULL
+        if len(self.tokens) - self._turn_start >= self._sampling.max_new_tokens:
+            return TurnEnd.CUT
+        return TurnEnd.OPEN
+
+    @property
+    def turn_ids(self) -> list[int]:
+        """Sampled ids of the open turn."""
+        return self.tokens[self._turn_start :]
+
+    @property
+    def is_last_turn(self) -> bool:
+        return len(self._turns) + 1 >= self._sampling.max_turns
+
+    @property
+    def turn_index(self) -> int:
+        return len(self._turns)
+
+    def close_turn(self, *, ended: bool, calls: tuple[ToolCall, ...] = ()) -> None:
+        self._turns.append(Turn(start=self._turn_start, end=len(self.tokens), ended=ended, calls=calls))
+
+    def has_room_for(self, suffix: Sequence[int]) -> bool:
+        """Whether at least one token could be sampled after the suffix."""
+        return len(self.tokens) + len(suffix) < self._sampling.context_length
+
+    def append_suffix(self, suffix: Sequence[int]) -> None:
+        """Tool results and the next assistant header: never sampled, never trained. Opens the next turn."""
+        self.tokens.extend(suffix)
+        self._logprobs.extend([0.0] * len(suffix))
+        self._turn_start = len(self.tokens)
+
+    def finish(self, stop: StopReason) -> RolloutRecord:
+        """Call after the last turn is closed."""
+        sampled = [False] * len(self.tokens)
+        for turn in self._turns:
+            sampled[turn.start : turn.end] = [True] * (turn.end - turn.start)
+        return RolloutRecord(
+            prompt_index=self.prompt_index,
+            sample_index=self.sample_index,
+            policy_step=self.policy_step,
+            token_ids=tuple(self.tokens),
+            sampled=tuple(sampled),
+            logprobs=tuple(self._logprobs),
+            turns=tuple(self._turns),
+            stop=stop,
+        )

@@ -1,0 +1,223 @@
+"""Decides, step by step, whose tokens the model computes. Integers only: it returns a plan and touches no tensor.
+
+A sequence waits, runs (it has a decode row and gets one chunk a step), is parked while its tool runs (its pages stay,
+its row goes to another) and finishes. Older sequences come first everywhere, and an older one may take the pages of a
+younger one, which then computes its tokens again later: so the oldest always moves on and nobody starves.
+The full pages of a group's prompt are computed once, by the first sibling, and shared by reference count.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+
+from rollout.pages import PageAllocator
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Tokens of one sequence to compute in this step."""
+
+    row: int  # decode row
+    token_ids: list[int]
+    start: int  # position of the first of them
+    pages: list[int]  # all pages of the sequence so far; they hold start + len(token_ids) tokens
+    key: tuple[int, int]  # rollout.noise.row_key
+    sample: bool  # draw the token after the last
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """What the scheduler knows of one trajectory. `tokens` is the episode's own list and grows from outside."""
+
+    order: int  # submission order: smaller is older
+    group: int  # sequences of one group begin with the same prompt
+    prompt_length: int
+    tokens: list[int]
+    key: tuple[int, int]
+    computed: int = 0  # leading tokens whose keys lie in `pages`
+    pages: list[int] = field(default_factory=list)
+    row: int | None = None
+    admitted: bool = False  # has ever run
+
+
+class Scheduler:
+    def __init__(self, *, decode_rows: int, page_size: int, num_pages: int, prefill_tokens: int):
+        """num_pages counts the scratch page; see `PageAllocator`."""
+        self._allocator = PageAllocator(num_pages)
+        self._page_size, self._prefill_tokens = page_size, prefill_tokens
+        self._rows = list(range(decode_rows - 1, -1, -1))
+        self._waiting: list[Sequence] = []  # by order
+        self._running: list[Sequence] = []  # by order
+        self._parked: list[Sequence] = []
+        self._prompts: dict[int, list[int]] = {}  # group -> full prompt pages, held by a reference of its own
+        self._not_started: dict[int, int] = {}  # group -> siblings that have never run
+        self.preemptions = 0
+        self.reused_tokens = 0  # prompt tokens that a sibling found computed
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._waiting) + len(self._running) + len(self._parked)
+
+    @property
+    def num_free_pages(self) -> int:
+        return self._allocator.num_free
+
+    def add(self, sequence: Sequence) -> None:
+        self._not_started[sequence.group] = self._not_started.get(sequence.group, 0) + 1
+        bisect.insort(self._waiting, sequence, key=_order)
+
+    def park(self, sequence: Sequence) -> None:
+        """Gives the decode row away; the pages stay."""
+        self._running.remove(sequence)
+        self._free_row(sequence)
+        self._parked.append(sequence)
+
+    def resume(self, sequence: Sequence) -> None:
+        self._parked.remove(sequence)
+        bisect.insort(self._waiting, sequence, key=_order)
+
+    def finish(self, sequence: Sequence) -> None:
+        (self._running if sequence.row is not None else self._parked).remove(sequence)
+        self._free_row(sequence)
+        self._release(sequence)
+
+    def plan(self) -> list[tuple[Sequence, Chunk]]:
+        """The chunks of this step, at most one a sequence. The caller computes all of them before the next plan."""
+        self._admit()
+        planned = []
+        budget = self._prefill_tokens
+        for sequence in list(self._running):
+            if sequence.row is None:  # an older one has just taken its pages
+                continue
+            length = len(sequence.tokens) - sequence.computed
+            if length > 1:
+                length = min(length, budget)
+                budget -= length
+            if length == 0:
+                continue
+            if self._grow(sequence, sequence.computed + length):
+                planned.append((sequence, self._chunk(sequence, length)))
+            else:
+                self._wait(sequence)  # older ones hold the pages; one of them may need this row to let go
+        # What is planned keeps its pages: only older ones take, and they came first.
+        self._remember_prompts(planned)
+        return planned
+
+    def _chunk(self, sequence: Sequence, length: int) -> Chunk:
+        assert sequence.row is not None
+        start, end = sequence.computed, sequence.computed + length
+        sequence.computed = end
+        return Chunk(
+            row=sequence.row,
+            token_ids=sequence.tokens[start:end],
+            start=start,
+            pages=sequence.pages,
+            key=sequence.key,
+            sample=end == len(sequence.tokens),
+        )
+
+    def _admit(self) -> None:
+        """Gives free rows to the oldest that wait. One whose sibling is computing their prompt lets others pass."""
+        computing = {s.group for s in self._running if s.computed < self._shareable(s)}
+        for sequence in list(self._waiting):
+            if not self._rows:
+                return
+            if not sequence.pages and sequence.group in computing and sequence.group not in self._prompts:
+                continue
+            self._share_prompt(sequence)
+            # A page for each running row is kept back, or the newcomer would be preempted at once.
+            needed = self._pages_for(len(sequence.tokens)) - len(sequence.pages)
+            if self._running and self._allocator.num_free < needed + len(self._running):
+                self._drop_prompts()
+                if self._allocator.num_free < needed + len(self._running):
+                    return
+            self._start(sequence)
+            if sequence.computed < self._shareable(sequence):
+                computing.add(sequence.group)
+
+    def _start(self, sequence: Sequence) -> None:
+        self._waiting.remove(sequence)
+        sequence.row = self._rows.pop()
+        bisect.insort(self._running, sequence, key=_order)
+        if not sequence.admitted:
+            sequence.admitted = True
+            self._not_started[sequence.group] -= 1
+            if sequence.group in self._prompts and self._not_started[sequence.group] == 0:
+                self._allocator.release(self._prompts.pop(sequence.group))
+
+    def _shareable(self, sequence: Sequence) -> int:
+        """Prompt tokens in full pages, the last token excepted: each sibling computes that one for its first draw."""
+        return (sequence.prompt_length - 1) // self._page_size * self._page_size
+
+    def _share_prompt(self, sequence: Sequence) -> None:
+        shared = self._prompts.get(sequence.group)
+        if shared and not sequence.pages:
+            self._allocator.share(shared)
+            sequence.pages = list(shared)
+            sequence.computed = len(shared) * self._page_size
+            self.reused_tokens += sequence.computed
+
+    def _remember_prompts(self, planned: list[tuple[Sequence, Chunk]]) -> None:
+        """Keeps the prompt pages that this step completes, for siblings that have not started."""
+        for sequence, _ in planned:
+            if sequence.group in self._prompts or not self._not_started.get(sequence.group):
+                continue
+            count = self._shareable(sequence) // self._page_size
+            if count and sequence.computed >= count * self._page_size:
+                self._prompts[sequence.group] = sequence.pages[:count]
+                self._allocator.share(sequence.pages[:count])
+
+    def _drop_prompts(self) -> None:
+        for pages in self._prompts.values():
+            self._allocator.release(pages)
+        self._prompts.clear()
+
+    def _grow(self, sequence: Sequence, length: int) -> bool:
+        """Makes the pages hold `length` tokens, at the cost of younger sequences. False: wait a step."""
+        needed = self._pages_for(length) - len(sequence.pages)
+        if needed <= 0:
+            return True
+        if self._allocator.num_free < needed:
+            self._drop_prompts()
+        while self._allocator.num_free < needed:
+            holders = [
+                s for s in (*self._running, *self._parked, *self._waiting) if s.pages and s.order > sequence.order
+            ]
+            if not holders:
+                return False
+            self._preempt(max(holders, key=_order))
+        sequence.pages = sequence.pages + self._allocator.take(needed)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Takes the pages; the tokens are computed again when the sequence next runs."""
+        self.preemptions += 1
+        self._release(sequence)
+        if sequence.row is not None:
+            self._wait(sequence)
+
+    def _wait(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._free_row(sequence)
+        bisect.insort(self._waiting, sequence, key=_order)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._allocator.release(sequence.pages)
+        sequence.pages, sequence.computed = [], 0
+
+    def _free_row(self, sequence: Sequence) -> None:
+        if sequence.row is not None:
+            self._rows.append(sequence.row)
+            sequence.row = None
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self._page_size)
+
+
+def _order(sequence: Sequence) -> int:
+    return sequence.order

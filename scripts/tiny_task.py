@@ -1,0 +1,102 @@
+"""The tiny task: sums that need one or two tool calls, their right traces, and the sloppy ones.
+
+A problem is "What is 47*83+29?" (one call) or "Let x be 47*83. What is x+29?" (two). Inputs have two digits and every
+value has four, so that copying a number is a constant distance between tokens, which a tiny model can learn. A trace
+is the list of assistant turns with the tool result that follows each. The sloppy kinds fail at one choice each (a box
+left out, a call left out ...), which a policy gradient can mend; none of them teaches wrong digits. Standard library
+only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+CALL_BEGIN = '<tool_call>\n{"name": "python", "arguments": {"code": "'
+CALL_END = '"}}\n</tool_call>'
+
+# Share of each kind of trace in the shipped model's habits. "no_box" is the likeliest, so greedy answers fail too.
+SLOPPY_MIX = {
+    "good": 0.16,
+    "no_box": 0.40,
+    "no_tool": 0.20,
+    "wrong_expression": 0.08,
+    "short_copy": 0.08,
+    "forgotten_call": 0.08,
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    a: int
+    b: int
+    c: int
+    calls: int  # 1: the whole sum in one call; 2: the product first
+
+    @property
+    def prompt(self) -> str:
+        if self.calls == 1:
+            return f"What is {self.a}*{self.b}+{self.c}?"
+        return f"Let x be {self.a}*{self.b}. What is x+{self.c}?"
+
+    @property
+    def answer(self) -> int:
+        return self.a * self.b + self.c
+
+
+@dataclass(frozen=True)
+class Step:
+    """One assistant turn (without its end token) and the tool's answer to it; None after the last turn."""
+
+    text: str
+    result: str | None
+
+
+def draw_problem(rng: Random) -> Problem:
+    while True:
+        problem = Problem(rng.randint(10, 99), rng.randint(10, 99), rng.randint(10, 99), rng.randint(1, 2))
+        if problem.a * problem.b >= 1000 and problem.answer <= 9999:
+            return problem
+
+
+def draw_problems(rng: Random, count: int) -> list[Problem]:
+    """`count` distinct problems."""
+    seen: dict[Problem, None] = {}
+    while len(seen) < count:
+        seen[draw_problem(rng)] = None
+    return list(seen)
+
+
+def _call(expression: str, value: int) -> Step:
+    return Step(f"{CALL_BEGIN}print({expression}){CALL_END}", str(value))
+
+
+def _boxed(value: int) -> Step:
+    return Step(f"The answer is \\boxed{{{value}}}.", None)
+
+
+def draw_kind(rng: Random) -> str:
+    return rng.choices(list(SLOPPY_MIX), weights=list(SLOPPY_MIX.values()))[0]
+
+
+def trace(problem: Problem, kind: str, rng: Random) -> list[Step]:
+    """The turns of one trace of the given kind; "good" is right, every other kind ends in a wrong answer."""
+    a, b, c = problem.a, problem.b, problem.c
+    product, answer = a * b, problem.answer
+    if kind == "no_tool":
+        return [_boxed(rng.choice([n for n in (rng.randint(1000, 9999) for _ in range(2)) if n != answer] or [1000]))]
+    if problem.calls == 1:
+        calls = [_call(f"{a}*{b}+{c}", answer)]
+        if kind in ("wrong_expression", "forgotten_call"):  # one call: the addition is what can be forgotten
+            return [_call(f"{a}*{b}", product), _boxed(product)]
+    else:
+        calls = [_call(f"{a}*{b}", product), _call(f"{product}+{c}", answer)]
+        if kind == "forgotten_call":
+            return [calls[0], _boxed(product)]
+        if kind == "wrong_expression":
+            return [calls[0], _call(f"{product}", product), _boxed(product)]
+    if kind == "no_box":
+        return [*calls, Step(f"The answer is {answer}.", None)]
+    if kind == "short_copy":
+        return [*calls, _boxed(answer // 10)]
+    return [*calls, _boxed(answer)]

@@ -1,0 +1,38 @@
+"""Hand-written records for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollout.records import RolloutRecord, Scored, StopReason, Turn
+
+
+def record(
+    spans: str, *, prompt: int = 0, sample: int = 0, first_id: int = 10, stop: StopReason = StopReason.ANSWERED
+) -> RolloutRecord:
+    """`"PPPAAOOA"`: P prompt, A sampled, O appended; ids count up from first_id, log-probs are -0.1 x place."""
+    turns, start = [], None
+    for place, kind in enumerate(spans + "."):
+        if kind == "A" and start is None:
+            start = place
+        elif kind != "A" and start is not None:
+            turns.append(Turn(start=start, end=place, ended=True))
+            start = None
+    sampled = tuple(kind == "A" for kind in spans)
+    return RolloutRecord(
+        prompt_index=prompt,
+        sample_index=sample,
+        policy_step=0,
+        token_ids=tuple(range(first_id, first_id + len(spans))),
+        sampled=sampled,
+        logprobs=tuple(-0.1 * place if drawn else 0.0 for place, drawn in enumerate(sampled)),
+        turns=tuple(turns),
+        stop=stop,
+    )
+
+
+def scored(records: Sequence[RolloutRecord], advantages: Sequence[float]) -> list[Scored]:
+    return [
+        Scored(record=r, reward=1.0 if a > 0 else -1.0, reason="correct" if a > 0 else "no_box", advantage=a)
+        for r, a in zip(records, advantages, strict=True)
+    ]

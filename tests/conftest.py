@@ -1,0 +1,42 @@
+"""Fixtures: tiny models of each family with our attention, on CPU, one thread."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers.utils import logging as transformers_logging
+
+from modeling.attention import IMPLEMENTATION
+
+transformers_logging.disable_progress_bar()
+torch.set_num_threads(1)
+
+VOCABULARY = 315
+SHAPE = {
+    "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 512,
+}  # fmt: skip
+FAMILIES = {
+    "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),
+    "qwen2": lambda: Qwen2Config(**SHAPE, tie_word_embeddings=False),
+    "llama": lambda: LlamaConfig(**SHAPE, tie_word_embeddings=False),
+}
+
+
+def make_model(family: str = "qwen3", dtype: torch.dtype = torch.float32, implementation: str = IMPLEMENTATION):
+    """The same random weights for every call with the same family; a little spread so that logits differ."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = AutoModelForCausalLM.from_config(
+            FAMILIES[family](), dtype=torch.float32, attn_implementation=implementation
+        )
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=0.15)
+    return model.to(dtype).eval()
+
+
+@pytest.fixture(params=sorted(FAMILIES))
+def family(request) -> str:
+    return request.param

@@ -1,0 +1,113 @@
+"""Settings: errors name field, value and mend; every shipped config parses; every field is read somewhere."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import typing
+from pathlib import Path
+
+import pytest
+
+from config import Config, ConfigError, load_config, parse_config
+
+ROOT = Path(__file__).parent.parent
+SMALLEST = {"model": {"path": "m"}, "data": {"path": "d"}}
+SHIPPED = sorted((ROOT / "configs").glob("*.json"))
+
+
+def with_section(section: str, **values) -> dict:
+    return SMALLEST | {section: SMALLEST.get(section, {}) | values}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.name)
+def test_every_shipped_config_parses(path):
+    load_config(path)
+
+
+def test_every_field_is_read_outside_the_config_module():
+    sources = [p for p in ROOT.rglob("*.py") if not {"tests", ".venv", "benchmarks"} & set(p.relative_to(ROOT).parts)]
+    read = set()
+    for path in sources:
+        if path.name not in ("config.py", "schema.py"):
+            read |= {n.attr for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)}
+    inside = {n.attr for n in ast.walk(ast.parse((ROOT / "config.py").read_text())) if isinstance(n, ast.Attribute)}
+    sections = typing.get_type_hints(Config)
+    fields = {f"{s}.{f.name}" for s, cls in sections.items() for f in dataclasses.fields(cls)}
+    derived = {"trajectories_per_step"} & inside  # read through RolloutConfig.prompts_per_step
+    assert not {name for name in fields if name.split(".")[1] not in read | derived}
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({"modle": {}}, ["modle", "did you mean model"]),
+        (with_section("train", learning_rte=1e-6), ["train.learning_rte", "1e-06", "train.learning_rate"]),
+        (with_section("model", learning_rate=1.0), ["model.learning_rate", "train.learning_rate"]),
+        (SMALLEST | {"steps": 3}, ["steps=3", "train.steps"]),
+        (with_section("rollout", top_p=0.9), ["rollout.top_p=0.9", "whole softmax"]),
+        (with_section("model", dtype="bf16"), ["model.dtype='bf16'", "'bfloat16'"]),
+        (with_section("model", dtype=16), ["model.dtype=16", "'bfloat16'"]),
+        (with_section("train", steps="3"), ["train.steps='3'", "an integer"]),
+        (with_section("train", steps=True), ["train.steps=True", "an integer"]),
+        (with_section("train", steps=0), ["train.steps=0", "at least 1"]),
+        (with_section("rollout", samples_per_prompt=1), ["rollout.samples_per_prompt=1", "at least 2"]),
+        (with_section("rollout", trajectories_per_step=9, samples_per_prompt=4), ["=9", "smaller is 8", "larger 12"]),
+        (with_section("rollout", temperature=0), ["rollout.temperature=0", "above 0"]),
+        (with_section("rollout", max_new_tokens=8192), ["rollout.max_new_tokens=8192", "context_length=8192"]),
+        (with_section("rollout", kv_tokens=100), ["rollout.kv_tokens=100", "one full context"]),
+        (with_section("train", max_tokens_per_micro_batch=8), ["max_tokens_per_micro_batch=8", "longest trajectory"]),
+        (with_section("train", learning_rate=float("nan")), ["train.learning_rate", "finite"]),
+        (with_section("tool", preload="numpy"), ["tool.preload='numpy'", "list of strings"]),
+        ({"model": 3}, ["model=3", "JSON object"]),
+        ({}, ["model.path", "name a model folder"]),
+    ],
+)
+def test_a_bad_setting_is_named_with_its_value_and_the_mend(raw, words):
+    with pytest.raises(ConfigError) as error:
+        parse_config(raw)
+    message = str(error.value)
+    assert "\n" not in message
+    assert not [word for word in words if word not in message], message
+
+
+def write(tmp_path: Path, raw: dict) -> Path:
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(raw))
+    return path
+
+
+def test_overrides_are_json_values_or_bare_words(tmp_path):
+    path = write(tmp_path, SMALLEST)
+    config = load_config(path, ["train.steps=3", "model.dtype=float32", "tool.preload=[]", "train.num_threads=null"])
+    assert (config.train.steps, config.model.dtype, config.tool.preload) == (3, "float32", ())
+
+
+@pytest.mark.parametrize("text", ["train.steps", "steps=3", "=3", "train.=3"])
+def test_a_malformed_override_is_refused(tmp_path, text):
+    with pytest.raises(ConfigError, match=r"section\.field=value"):
+        load_config(write(tmp_path, SMALLEST), [text])
+
+
+def test_a_config_that_is_not_json_is_refused_with_its_line(tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text('{\n"model": {,}}')
+    with pytest.raises(ConfigError, match="line 2 is not JSON"):
+        load_config(path)
+
+
+def test_a_missing_config_file_is_refused():
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config("no_such.json")
+
+
+def test_the_resolved_config_reads_back_equal(tmp_path):
+    config = parse_config(with_section("train", steps=7))
+    path = tmp_path / "resolved.json"
+    path.write_text(config.to_json())
+    assert load_config(path) == config
+
+
+def test_an_integer_may_stand_for_a_number():
+    assert parse_config(with_section("tool", timeout_seconds=2)).tool.timeout_seconds == 2.0

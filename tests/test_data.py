@@ -1,0 +1,189 @@
+"""Problems are checked line by line; the order is a function of the step; batches hold exactly the sampled tokens."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from config import ConfigError, DataConfig
+from data import DataError, Problem, ProblemStream, ResponseTokenBatch, collate, load_problems, render_prompts
+from tests.builders import record, scored
+
+CONFIG = DataConfig(path="unused")
+GOOD = {"prompt": "What is 1+1?", "answer": "2"}
+
+
+def write(tmp_path, *lines: str):
+    path = tmp_path / "problems.jsonl"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_blank_lines_are_skipped_and_line_numbers_stay_true(tmp_path):
+    problems = load_problems(write(tmp_path, json.dumps(GOOD), "", "   ", json.dumps(GOOD), ""), CONFIG)
+    assert [p.line for p in problems] == [1, 4]
+    assert problems[0] == Problem("What is 1+1?", "2", 1)
+
+
+def test_a_number_may_be_the_answer(tmp_path):
+    assert load_problems(write(tmp_path, json.dumps(GOOD | {"answer": 16})), CONFIG)[0].answer == "16"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{broken", ["line 2", "not JSON"]),
+        ("[1]", ["line 2", "a list, not an object"]),
+        (json.dumps({"answer": "2"}), ["line 2", "'prompt' is missing", "data.prompt_field"]),
+        (json.dumps({"prompt": "x"}), ["line 2", "'answer' is missing", "data.answer_field"]),
+        (json.dumps(GOOD | {"prompt": " "}), ["line 2", "'prompt'", "non-empty"]),
+        (json.dumps(GOOD | {"prompt": 3}), ["line 2", "'prompt'", "non-empty"]),
+        (json.dumps(GOOD | {"answer": ""}), ["line 2", "'answer'", "is empty"]),
+        (json.dumps(GOOD | {"answer": None}), ["line 2", "'answer'"]),
+        (json.dumps(GOOD | {"answer": True}), ["line 2", "'answer'"]),
+        (json.dumps(GOOD | {"answer": ["2"]}), ["line 2", "'answer'"]),
+    ],
+)
+def test_a_bad_line_is_named_with_file_line_field_and_mend(tmp_path, line, words):
+    path = write(tmp_path, json.dumps(GOOD), line)
+    with pytest.raises(DataError) as error:
+        load_problems(path, CONFIG)
+    message = str(error.value)
+    assert str(path) in message and "\n" not in message
+    assert not [word for word in words if word not in message], message
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    with pytest.raises(DataError, match="holds no problem"):
+        load_problems(write(tmp_path, "", " "), CONFIG)
+
+
+def test_a_missing_file_is_a_setting_to_mend():
+    with pytest.raises(ConfigError, match=r"data\.path='no_such.jsonl'"):
+        load_problems("no_such.jsonl", CONFIG)
+
+
+def test_a_file_that_is_not_utf8_is_refused(tmp_path):
+    path = tmp_path / "latin.jsonl"
+    path.write_bytes(b'{"prompt": "\xe9"}')
+    with pytest.raises(DataError, match="not UTF-8 at byte 12"):
+        load_problems(path, CONFIG)
+
+
+PROBLEMS = [Problem("a", "1", 1), Problem("b" * 50, "2", 3), Problem("c", "3", 4)]
+
+
+def render(text: str) -> list[int]:
+    return [1] * len(text)
+
+
+def test_an_over_long_prompt_is_refused_with_its_line_and_length():
+    with pytest.raises(DataError, match=r"p.jsonl, line 3: the prompt has 50 tokens, 49 fit"):
+        render_prompts(PROBLEMS, render, 49, "refuse", "p.jsonl")
+
+
+def test_over_long_prompts_are_dropped_when_asked():
+    kept, prompts = render_prompts(PROBLEMS, render, 49, "drop", "p.jsonl")
+    assert [p.prompt for p in kept] == ["a", "c"]
+    assert [len(p) for p in prompts] == [1, 1]
+    with pytest.raises(DataError, match="all 3 prompts"):
+        render_prompts(PROBLEMS, render, 0, "drop", "p.jsonl")
+
+
+@pytest.mark.parametrize(("size", "count"), [(10, 3), (4, 8), (7, 7), (1, 2)])
+def test_every_epoch_visits_every_problem_once_also_across_steps(size, count):
+    stream = ProblemStream(size, seed=5, shuffle=True)
+    seen = [i for step in range(20) for i in stream.indices(step, count)]
+    for epoch in range(len(seen) // size):
+        assert sorted(seen[epoch * size : (epoch + 1) * size]) == list(range(size))
+
+
+def test_the_order_is_a_function_of_seed_and_step_alone():
+    straight = ProblemStream(10, seed=5, shuffle=True)
+    orders = [straight.indices(step, 3) for step in range(9)]
+    resumed = ProblemStream(10, seed=5, shuffle=True)
+    assert [resumed.indices(step, 3) for step in (7, 2, 8)] == [orders[7], orders[2], orders[8]]
+    assert orders != [ProblemStream(10, seed=6, shuffle=True).indices(step, 3) for step in range(9)]
+    assert orders[:3] != orders[3:6]
+    assert ProblemStream(4, seed=5, shuffle=False).indices(1, 3) == [3, 0, 1]
+
+
+def test_a_batch_predicts_exactly_the_sampled_tokens():
+    first, second = record("PPPAAOOA"), record("PAA", first_id=50)
+    batch = ResponseTokenBatch.from_rollout([first, second], [0.5, -1.0], [0.1, 0.2])
+    assert batch.input_ids.tolist() == [[*range(10, 17), 50, 51]]
+    assert batch.position_ids.tolist() == [[*range(7), 0, 1]]
+    assert batch.lengths == (7, 2)
+    assert batch.targets.tolist() == [13, 14, 17, 51, 52]
+    assert batch.predictors.tolist() == [2, 3, 6, 7, 8]
+    assert (batch.input_ids[0][batch.predictors] + 1 == batch.targets).all()
+    torch.testing.assert_close(batch.behaviour_logprobs, torch.tensor([-0.3, -0.4, -0.7, -0.1, -0.2]))
+    torch.testing.assert_close(batch.advantages, torch.tensor([0.5, 0.5, 0.5, -1.0, -1.0]))
+    torch.testing.assert_close(batch.weights, torch.tensor([0.1, 0.1, 0.1, 0.2, 0.2]))
+
+
+def test_the_final_end_token_is_trained_even_if_it_is_the_pad_token():
+    ended = record("PPA", first_id=7)
+    batch = ResponseTokenBatch.from_rollout([ended], [1.0], [1.0])
+    assert batch.targets.tolist() == [9]  # whatever id 9 means: masks come from the record
+
+
+def step_of(lengths: list[int], advantages: list[float]):
+    records = [record("P" + "A" * n, prompt=i // 2, sample=i % 2, first_id=100 * i) for i, n in enumerate(lengths)]
+    return scored(records, advantages)
+
+
+LENGTHS, ADVANTAGES = [1, 8, 3, 5, 2, 2, 7, 4], [1.0, -1.0, 0.0, 0.0, 0.5, -0.5, 1.0, -1.0]
+
+
+def flat(ranks) -> dict[int, tuple[float, float]]:
+    """target id -> (advantage, weight) over all ranks and micro-batches that weigh anything."""
+    tokens = {}
+    for batch in (b for batches in ranks for b in batches):
+        for target, advantage, weight in zip(
+            batch.targets.tolist(), batch.advantages.tolist(), batch.weights.tolist(), strict=True
+        ):
+            if weight:
+                assert target not in tokens
+                tokens[target] = (advantage, weight)
+    return tokens
+
+
+@pytest.mark.parametrize("policy", ["dapo", "grpo"])
+def test_every_split_trains_the_same_tokens_with_the_same_weights(policy):
+    step = step_of(LENGTHS, ADVANTAGES)
+    whole = flat(collate(step, policy, 1000, 1))
+    for max_tokens in (8, 9, 16):
+        for world in (1, 2, 3, 5):
+            ranks = collate(step, policy, max_tokens, world)
+            assert flat(ranks) == whole
+            assert len({len(batches) for batches in ranks}) == 1
+            assert all(sum(b.lengths) <= max_tokens for batches in ranks for b in batches)
+
+
+def test_dapo_weighs_every_token_of_the_step_alike():
+    step = step_of(LENGTHS, ADVANTAGES)
+    weights = {w for _, w in flat(collate(step, "dapo", 1000, 1)).values()}
+    assert weights == {torch.tensor(1 / sum(LENGTHS)).item()}  # rows of advantage 0 count in the denominator
+
+
+def test_grpo_weighs_every_trajectory_alike():
+    step = step_of(LENGTHS, ADVANTAGES)
+    sums = {}
+    for target, (_, weight) in flat(collate(step, "grpo", 1000, 1)).items():
+        sums[target // 100] = sums.get(target // 100, 0.0) + weight
+    assert sums.keys() == {i for i, a in enumerate(ADVANTAGES) if a}
+    assert all(abs(total - 1 / len(LENGTHS)) < 1e-6 for total in sums.values())
+
+
+def test_a_rank_with_nothing_to_train_runs_batches_of_weight_zero():
+    ranks = collate(step_of([3, 3], [1.0, -1.0]), "dapo", 1000, 4)
+    assert [float(batches[0].weights.sum()) > 0 for batches in ranks] == [True, True, False, False]
+
+
+def test_ranks_carry_equal_loads():
+    step = step_of([50] * 4 + [10] * 20, [1.0, -1.0] * 12)
+    loads = [sum(sum(b.lengths) for b in batches) for batches in collate(step, "dapo", 60, 2)]
+    assert loads[0] == loads[1]

@@ -1,0 +1,113 @@
+"""The arrows of the design: which module may import which. Read from the syntax tree, so nothing is imported here."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("modeling", "rollout", "sandbox", "report")
+ANY_OF_OURS = None
+
+# What each may import of ours, itself excepted. A package allows its own modules.
+ALLOWED: dict[str, set[str] | None] = {
+    "schema": set(),
+    "config": {"schema"},
+    "rollout.records": set(),
+    "rollout.pages": set(),
+    "sandbox": set(),
+    "modeling": {"config"},
+    "losses": {"config"},
+    "checkpoint": {"config"},
+    "audit": set(),
+    "tools": {"config", "sandbox"},
+    "reward": {"config", "rollout.records"},
+    "data": {"config", "reward", "rollout.records"},
+    "report": {"config", "rollout.records"},
+    "rollout": {"config", "modeling"},
+    "policy": {"config", "modeling", "rollout.records"},
+    "update": {"config", "data", "losses", "modeling"},
+    "evaluation": {"config", "reward", "rollout.records"},
+    "trainer": {"config", "checkpoint", "data", "evaluation", "report", "reward", "rollout.records", "update"},
+    "main": ANY_OF_OURS,
+}
+# Where heavy libraries may come in.
+MAY_IMPORT = {"deepspeed": {"policy", "main"}}
+NO_TORCH = (
+    "config", "schema", "tools", "reward", "checkpoint", "sandbox", "report", "rollout.scheduler", "rollout.pages",
+    "rollout.records", "rollout.episode", "rollout.toolcall",
+)  # fmt: skip
+
+
+def sources() -> dict[str, Path]:
+    top = {p.stem: p for p in ROOT.glob("*.py")}
+    inside = {
+        f"{p.parent.name}.{p.stem}".removesuffix(".__init__"): p for d in PACKAGES for p in (ROOT / d).glob("*.py")
+    }
+    return top | inside
+
+
+SOURCES = sources()
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def ours(path: Path) -> set[str]:
+    return {name for name in imports(path) if name in SOURCES}
+
+
+def rule(module: str) -> str:
+    return module if module in ALLOWED else module.split(".")[0]
+
+
+@pytest.mark.parametrize("module", sorted(SOURCES))
+def test_arrows_point_one_way(module):
+    assert rule(module) in ALLOWED, f"{module} has no rule; add it to the design first"
+    allowed = ALLOWED[rule(module)]
+    if allowed is ANY_OF_OURS:
+        return
+    own = module.split(".")[0] if rule(module) in PACKAGES else module
+    bad = {name for name in ours(SOURCES[module]) if not {name, name.split(".")[0]} & (allowed | {own})}
+    assert not bad
+
+
+@pytest.mark.parametrize("module", sorted(SOURCES))
+def test_heavy_libraries_stay_where_they_belong(module):
+    roots = {name.split(".")[0] for name in imports(SOURCES[module])}
+    for library, places in MAY_IMPORT.items():
+        assert library not in roots or module in places
+    if module in NO_TORCH or module.split(".")[0] in NO_TORCH:
+        assert not roots & {"torch", "transformers", "numpy"}
+
+
+@pytest.mark.parametrize(
+    "module", sorted(m for m in SOURCES if m.startswith("sandbox") or m in ("config", "schema", "reward"))
+)
+def test_these_need_only_the_standard_library(module):
+    roots = {name.split(".")[0] for name in imports(SOURCES[module])}
+    assert roots <= sys.stdlib_module_names | {"config", "schema", "sandbox", "rollout"}
+
+
+def test_no_module_shadows_the_standard_library():
+    assert not {name for name in SOURCES if "." not in name} & sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("name", sorted(p.relative_to(ROOT).as_posix() for p in SOURCES.values()))
+def test_files_and_functions_stay_small(name):
+    text = (ROOT / name).read_text()
+    assert text.count("\n") <= 300, "split the file: one reason to change"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert (node.end_lineno or 0) - node.lineno < 50, f"{node.name} is longer than a screen"

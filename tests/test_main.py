@@ -1,0 +1,201 @@
+"""The command line: bad input is one line and leaves nothing behind; a run writes what it promises; resume is
+exact."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import checkpoint
+import main as program
+
+ROOT = Path(__file__).parent.parent
+SMALL = [
+    "rollout.trajectories_per_step=16", "rollout.samples_per_prompt=4", "rollout.decode_rows=16",
+    "rollout.deterministic=true", "rollout.max_turns=3", "train.steps=4", "train.save_every=2",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def run(run_dir: Path, *settings: str, resume: bool = False) -> int:
+    sets = [word for setting in (*SMALL, *settings) for word in ("--set", setting)]
+    resuming = ["--resume"] if resume else []
+    return program.main(["--config", "configs/tiny_cpu.json", "--run-dir", str(run_dir), *sets, *resuming])
+
+
+def metrics(run_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def numbers(run_dir: Path) -> list[dict]:
+    """Metrics without what time decides."""
+    timed = ("seconds", "per_second", "mismatch")
+    return [{k: v for k, v in row.items() if not any(t in k for t in timed)} for row in metrics(run_dir)]
+
+
+def trajectories(run_dir: Path, step: int) -> list[dict]:
+    """Rows of a step, tool times and behaviour log-probs aside."""
+    rows = [json.loads(line) for line in (run_dir / f"trajectories/step_{step}.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["logprobs"]
+        for call in (call for turn in row["turns"] for call in turn["calls"]):
+            del call["wall_s"]
+    return rows
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+
+
+def engine_state(folder: Path) -> dict:
+    [path] = (folder / "engine").glob("*optim_states.pt")
+    return torch.load(path, weights_only=False)["optimizer_state_dict"]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """Four steps without a break."""
+    folder = tmp_path_factory.mktemp("straight")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        assert run(folder) == 0
+    return folder
+
+
+def test_a_run_leaves_config_metrics_trajectories_and_checkpoints(straight):
+    assert json.loads((straight / "config.json").read_text())["rollout"]["trajectories_per_step"] == 16
+    assert [row["step"] for row in metrics(straight)] == [1, 2, 3, 4]
+    assert [len(trajectories(straight, step)) for step in (1, 2, 3, 4)] == [16] * 4
+    assert sorted(p.name for p in (straight / "checkpoints").iterdir()) == ["latest", "step_2", "step_4"]
+
+
+def test_what_was_sampled_is_what_is_trained(straight):
+    for row in metrics(straight):
+        assert row["mismatch_max"] <= 1e-5
+        assert row["ratio_error"] == 0.0
+
+
+def test_every_trajectory_has_one_stop_and_one_reason(straight):
+    for row in metrics(straight):
+        assert sum(row["stops"].values()) == sum(row["reasons"].values()) == 16
+
+
+def test_the_hugging_face_copy_loads_and_keeps_tokenizer_and_template(straight):
+    folder = straight / "checkpoints/step_4"
+    source = AutoTokenizer.from_pretrained(ROOT / "models/tiny_qwen3")
+    copy = AutoTokenizer.from_pretrained(folder)
+    messages = [{"role": "user", "content": "What is 12*34+56?"}]
+    assert copy.apply_chat_template(messages) == source.apply_chat_template(messages)
+    assert copy.chat_template == source.chat_template
+    assert (folder / "generation_config.json").exists()
+    changed = weights(folder)
+    assert any(not torch.equal(changed[name], value) for name, value in weights(ROOT / "models/tiny_qwen3").items())
+
+
+def test_a_resumed_run_continues_bit_for_bit_and_runs_only_the_remaining_steps(straight, tmp_path):
+    assert run(tmp_path, "train.steps=4") == 0
+    # The run is cut back to what a crash in step 3 leaves: checkpoint 2, a metrics line and a file of step 3.
+    checkpoint.shutil.rmtree(tmp_path / "checkpoints/step_4")
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:3]))
+    (tmp_path / "trajectories/step_4.jsonl").unlink()
+    assert run(tmp_path, resume=True) == 0
+    assert numbers(tmp_path) == numbers(straight)
+    for step in (1, 2, 3, 4):
+        assert trajectories(tmp_path, step) == trajectories(straight, step)
+    for name, value in weights(straight / "checkpoints/step_4").items():
+        assert torch.equal(weights(tmp_path / "checkpoints/step_4")[name], value), name
+    ours, theirs = (engine_state(folder / "checkpoints/step_4") for folder in (tmp_path, straight))
+    for mine, other in zip(ours["base_optimizer_state"]["state"].values(),
+                           theirs["base_optimizer_state"]["state"].values(), strict=True):  # fmt: skip
+        assert all(torch.equal(torch.as_tensor(mine[k]), torch.as_tensor(other[k])) for k in mine)
+
+
+def test_an_altered_checkpoint_changes_what_follows(straight, tmp_path):
+    checkpoint.shutil.copytree(straight, tmp_path / "run")
+    checkpoint.shutil.rmtree(tmp_path / "run/checkpoints/step_4")
+    [path] = (tmp_path / "run/checkpoints/step_2/engine").glob("*model_states.pt")
+    state = torch.load(path, weights_only=False)
+    for value in state["module"].values():
+        value.data.add_(0.01 * torch.randn_like(value))
+    torch.save(state, path)
+    [path] = (tmp_path / "run/checkpoints/step_2/engine").glob("*optim_states.pt")
+    state = torch.load(path, weights_only=False)
+    for value in state["optimizer_state_dict"]["single_partition_of_fp32_groups"]:
+        value.data.add_(0.01 * torch.randn_like(value))
+    torch.save(state, path)
+    assert run(tmp_path / "run", resume=True) == 0
+    assert trajectories(tmp_path / "run", 3) != trajectories(straight, 3)
+
+
+def error_of(capsys, tmp_path: Path, *settings: str, resume: bool = False) -> str:
+    folder = tmp_path / "run"
+    assert run(folder, *settings, resume=resume) == 2
+    assert not folder.exists()
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and message.count("\n") == 1
+    return message
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["train.learning_rte=1"], ["train.learning_rte", "train.learning_rate"]),
+        (["rollout.trajectories_per_step=18"], ["rollout.trajectories_per_step=18", "smaller is 16"]),
+        (["data.path=no_such.jsonl"], ["no_such.jsonl", "data.path"]),
+        (["model.path=no_such_model"], ["model.path='no_such_model'", "neither a folder nor"]),
+        (["model.path=models/no/such"], ["model.path='models/no/such'", "neither a folder nor"]),
+        (
+            ["rollout.context_length=20", "rollout.max_new_tokens=10"],
+            ["problems.jsonl, line"],
+        ),
+        (["rollout.context_length=9999", "rollout.max_new_tokens=20"], ["9999", "max_position_embeddings"]),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_before_anything_is_written(capsys, tmp_path, settings, words):
+    message = error_of(capsys, tmp_path, "train.max_tokens_per_micro_batch=16384", *settings)
+    assert not [word for word in words if word not in message], message
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{broken", "line 2: not JSON"),
+        ('{"prompt": "x"}', "line 2: field 'answer' is missing"),
+        ('{"prompt": "' + "x" * 5000 + '", "answer": "1"}', "line 2: the prompt has"),
+    ],
+)
+def test_a_bad_data_line_is_refused_before_anything_is_written(capsys, tmp_path, line, words):
+    path = tmp_path / "problems.jsonl"
+    path.write_text('{"prompt": "What is 1+1?", "answer": "2"}\n' + line + "\n")
+    assert words in error_of(capsys, tmp_path, f"data.path={path}")
+
+
+def test_a_run_folder_is_never_overwritten(straight, capsys):
+    assert run(straight) == 2
+    assert "already holds a run; add --resume" in capsys.readouterr().err
+
+
+def test_resume_without_a_checkpoint_is_refused(capsys, tmp_path):
+    assert "no complete checkpoint" in error_of(capsys, tmp_path, resume=True)
+
+
+def test_prompts_that_the_ranks_cannot_share_equally_are_refused(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    message = error_of(capsys, tmp_path)
+    assert "4 prompts a step, which 3 processes" in message and "set 12 or 24" in message
+
+
+def test_help_names_the_first_command():
+    text = subprocess.run([sys.executable, "main.py", "--help"], capture_output=True, text=True, check=True).stdout
+    assert "configs/tiny_cpu.json" in text and "--resume" in text

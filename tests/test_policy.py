@@ -1,0 +1,202 @@
+"""The policy inside DeepSpeed: gradients do not depend on the split, and the rollout sees the trained weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
+from deepspeed.utils import safe_get_full_grad
+from transformers import AutoModelForCausalLM
+
+import modeling.logprob
+from config import Config, parse_config
+from data import collate
+from losses import grpo_policy_loss
+from policy import Policy, build_optimizer, init_distributed, register_rollout_engine
+from rollout.engine import RolloutEngine
+from tests.builders import record, scored
+from tests.conftest import make_model
+from update import update
+
+ROOT = Path(__file__).parent.parent
+CPU = torch.device("cpu")
+
+
+def config(**sections) -> Config:
+    base = {
+        "model": {"path": str(ROOT / "models/tiny_qwen3"), "dtype": "float32", "gradient_checkpointing": False},
+        "data": {"path": "unused"},
+        "rollout": {"context_length": 64, "max_new_tokens": 32},
+        "train": {"max_grad_norm": 1e9, "learning_rate": 1e-3},
+    }
+    return parse_config({name: base.get(name, {}) | sections.get(name, {}) for name in base | sections})
+
+
+def make_policy(**sections) -> Policy:
+    init_distributed(CPU)
+    return Policy(config(**sections), CPU)
+
+
+def step():
+    """Eight records of unequal lengths with tool spans, one of advantage 0."""
+    spans = ["PPAAOOA", "PPPPPAAAAAAAAAAAA", "PA", "PPPAAAOOOAAAOOAA", "PPPA", "PAAAAAAA", "PPPPPPPPPPA", "PPAAAA"]
+    advantages = [1.0, -1.0, 0.5, -0.5, 0.25, 0.75, 0.0, -1.0]
+    records = [record(s, prompt=i // 2, sample=i % 2, first_id=10 + 3 * i) for i, s in enumerate(spans)]
+    return scored(records, advantages)
+
+
+def backward(policy: Policy, batches) -> float:
+    """Gradients of the whole step are left in the engine; returns the loss."""
+    total = 0.0
+    policy.train()
+    for index, batch in enumerate(batches):
+        out = policy.token_logprobs(batch)
+        loss = grpo_policy_loss(out.logprobs, out.logprobs.detach(), batch.advantages, batch.weights, 0.2, 0.28).loss
+        policy.backward(loss, last=index == len(batches) - 1)
+        total += loss.item()
+    return total
+
+
+def gradients(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: safe_get_full_grad(p).clone() for name, p in policy.model.named_parameters()}
+
+
+def assert_equal_gradients(got, expected, bound=1e-6):
+    assert got.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert (got[name] - gradient).norm() <= bound * gradient.norm(), name
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """Loss and gradients of the step as one micro-batch."""
+    policy = make_policy()
+    loss = backward(policy, collate(step(), "dapo", 10_000, 1)[0])
+    return loss, gradients(policy)
+
+
+@pytest.mark.parametrize("max_tokens", [17, 30, 50])
+def test_micro_batches_add_up_to_the_gradient_of_one(whole, max_tokens):
+    batches = collate(step(), "dapo", max_tokens, 1)[0]
+    assert len(batches) > 1
+    policy = make_policy()
+    loss = backward(policy, batches)
+    assert abs(loss - whole[0]) < 1e-6
+    assert_equal_gradients(gradients(policy), whole[1])
+
+
+def test_the_gradient_equals_plain_autograd_over_a_padded_batch(whole):
+    """An independent restatement: Hugging Face's own attention, padding, a mask, one mean over sampled tokens."""
+    model = AutoModelForCausalLM.from_pretrained(
+        ROOT / "models/tiny_qwen3", dtype=torch.float32, attn_implementation="eager"
+    )
+    items = step()
+    longest = max(len(s.record.token_ids) for s in items)
+    ids, mask, sampled, advantages = (torch.zeros(len(items), longest, dtype=t) for t in (int, int, bool, float))
+    for row, s in enumerate(items):
+        length = len(s.record.token_ids)
+        ids[row, :length] = torch.tensor(s.record.token_ids)
+        mask[row, :length] = 1
+        sampled[row, :length] = torch.tensor(s.record.sampled)
+        advantages[row] = s.advantage
+    logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
+    logprobs = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
+    loss = -(advantages[:, 1:] * logprobs)[sampled[:, 1:]].sum() / sampled.sum()
+    loss.backward()
+    expected = {n: p.grad for n, p in model.named_parameters()}
+    assert_equal_gradients(whole[1], expected, 3e-6)
+    flipped = {n: -g for n, g in expected.items()}
+    with pytest.raises(AssertionError):
+        assert_equal_gradients(whole[1], flipped, 3e-6)
+
+
+def test_a_tied_head_walked_in_chunks_gives_the_same_gradient(whole, monkeypatch):
+    monkeypatch.setattr(modeling.logprob, "CHUNK_LOGITS", 5 * 315)
+    policy = make_policy()
+    backward(policy, collate(step(), "dapo", 10_000, 1)[0])
+    assert_equal_gradients(gradients(policy), whole[1])
+
+
+def test_gradient_checkpointing_gives_the_same_gradient(whole):
+    policy = make_policy(model={"gradient_checkpointing": True})
+    backward(policy, collate(step(), "dapo", 10_000, 1)[0])
+    assert_equal_gradients(gradients(policy), whole[1])
+
+
+def test_in_bf16_many_micro_batches_are_added_up_in_fp32():
+    items = scored([record("PPAAAAAA", prompt=i // 2, sample=i % 2, first_id=5 + i) for i in range(64)], [1.0] * 64)
+    one, many = (make_policy(model={"dtype": "bfloat16"}) for _ in range(2))
+    backward(one, collate(items, "dapo", 10_000, 1)[0])
+    batches = collate(items, "dapo", 7, 1)[0]
+    assert len(batches) == 64
+    backward(many, batches)
+    # Rounding each part once to bf16 errs by 2^-9 at most; adding 64 parts up in bf16 errs by several per cent.
+    assert_equal_gradients(gradients(many), gradients(one), 2e-2)
+
+
+def test_an_update_trains_the_very_weights_that_the_rollout_samples():
+    policy = make_policy()
+    addresses = {name: p.data_ptr() for name, p in policy.model.named_parameters()}
+    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    for _ in range(3):
+        update(policy, collate(step(), "dapo", 10_000, 1)[0], policy.config.loss, 1e-3)
+    after = dict(policy.model.named_parameters())
+    assert {name: p.data_ptr() for name, p in after.items()} == addresses
+    assert all((after[name] - value).abs().max() > 1e-4 for name, value in before.items())
+
+
+def test_the_learning_rate_of_each_step_is_the_one_given():
+    policy = make_policy()
+    before = policy.model.get_input_embeddings().weight.detach().clone()
+    update(policy, collate(step(), "dapo", 10_000, 1)[0], policy.config.loss, 1e-5)
+    change = (policy.model.get_input_embeddings().weight - before).abs().max().item()
+    assert abs(change - 1e-5) < 1e-6  # Adam's first step moves by the learning rate
+
+
+def test_the_norm_is_reported_before_clipping_and_clipping_limits_the_gradient():
+    free, clipped = make_policy(), make_policy(train={"max_grad_norm": 1e-3})
+    batches = collate(step(), "dapo", 10_000, 1)[0]
+    norms = [update(p, batches, p.config.loss, 1e-3).grad_norm for p in (free, clipped)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+    assert norms[0] > 1e-2
+
+
+def test_the_first_ratio_is_exactly_one_and_nothing_is_clipped():
+    policy = make_policy()
+    stats = update(policy, collate(step(), "dapo", 30, 1)[0], policy.config.loss, 1e-3)
+    assert stats.ratio_error == 0.0
+    assert stats.clip_fraction == 0.0
+    assert stats.tokens == sum(s.record.num_sampled for s in step() if s.advantage)
+
+
+def test_deepspeed_leaves_the_models_modules_as_they_were():
+    plain = AutoModelForCausalLM.from_pretrained(ROOT / "models/tiny_qwen3")
+    policy = make_policy()
+    assert [type(m) for m in policy.model.modules()] == [type(m) for m in plain.modules()]
+
+
+def test_vectors_and_the_embedding_are_not_decayed():
+    model = make_model("qwen2")
+    optimizer = build_optimizer(model, config(train={"weight_decay": 0.1}))
+    names = {id(p): name for name, p in model.named_parameters()}
+    free = {names[id(p)] for group in optimizer.param_groups if not group["weight_decay"] for p in group["params"]}
+    assert all("norm" in name or "bias" in name or "embed" in name for name in free)
+    assert {name for name in names.values() if "norm" in name or "bias" in name or "embed" in name} == free
+
+
+def test_random_weights_have_the_true_shape_and_repeat_with_the_seed():
+    first, second = (make_policy(model={"random_weights": True}).model for _ in range(2))
+    other = make_policy(model={"random_weights": True}, train={"seed": 1}).model
+    shapes = {n: p.shape for n, p in make_policy().model.named_parameters()}
+    assert {n: p.shape for n, p in first.named_parameters()} == shapes
+    weights = [m.get_input_embeddings().weight for m in (first, second, other)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+def test_our_engine_is_one_of_deepspeeds_in_the_eyes_of_isinstance():
+    register_rollout_engine(RolloutEngine)
+    assert issubclass(RolloutEngine, DeepSpeedRolloutEngine)
+    for name in DeepSpeedRolloutEngine.__abstractmethods__:
+        assert callable(getattr(RolloutEngine, name))

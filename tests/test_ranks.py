@@ -1,0 +1,90 @@
+"""Two processes give the trajectories and losses of one, with uneven and with no work; and resume exactly together."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.test_main import ROOT, SMALL, numbers, trajectories, weights
+
+SETTINGS = (*SMALL, "train.save_every=1", "train.max_tokens_per_micro_batch=600")
+
+
+def command(run_dir: Path, ranks: int, *extra: str) -> list[str]:
+    launcher = [sys.executable]
+    if ranks > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    sets = [word for setting in SETTINGS for word in ("--set", setting)]
+    return [*launcher, "main.py", "--config", "configs/tiny_cpu.json", "--run-dir", str(run_dir), *sets, *extra]
+
+
+def launch(run_dir: Path, ranks: int, *extra: str) -> str:
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command(run_dir, ranks, *extra), cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    for ranks in (1, 2):
+        launch(folder / str(ranks), ranks)
+    return folder
+
+
+def test_two_ranks_sample_the_trajectories_of_one(runs):
+    for step in (1, 2, 3, 4):
+        assert trajectories(runs / "2", step) == trajectories(runs / "1", step)
+
+
+def test_two_ranks_report_the_losses_of_one(runs):
+    for one, two in zip(numbers(runs / "1"), numbers(runs / "2"), strict=True):
+        for name in ("loss", "grad_norm", "entropy"):
+            assert two[name] == pytest.approx(one[name], rel=1e-5, abs=1e-7), name
+        assert {k: two[k] for k in ("reward", "tokens", "stops", "reasons")} == {
+            k: one[k] for k in ("reward", "tokens", "stops", "reasons")
+        }
+
+
+def test_two_ranks_end_with_the_weights_of_one(runs):
+    one, two = (weights(runs / ranks / "checkpoints/step_4") for ranks in ("1", "2"))
+    for name, value in one.items():
+        assert (two[name] - value).norm() <= 1e-4 * value.norm(), name
+
+
+def test_two_ranks_killed_and_resumed_equal_two_ranks_that_ran_through(runs, tmp_path):
+    process = subprocess.Popen(
+        command(tmp_path, 2), cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    while not (tmp_path / "checkpoints/step_2/state.json").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    launch(tmp_path, 2, "--resume")
+    assert numbers(tmp_path) == numbers(runs / "2")
+    for step in (1, 2, 3, 4):
+        assert trajectories(tmp_path, step) == trajectories(runs / "2", step)
+    for name, value in weights(runs / "2/checkpoints/step_4").items():
+        assert torch.equal(weights(tmp_path / "checkpoints/step_4")[name], value), name
+
+
+def test_another_number_of_ranks_is_refused_on_resume(runs, tmp_path, capsys):
+    shutil.copytree(runs / "2", tmp_path / "run")
+    done = subprocess.run(
+        command(tmp_path / "run", 1, "--resume"), cwd=ROOT, capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert done.returncode == 2
+    assert "written by 2 ranks, and this run has 1" in done.stderr
+    assert json.loads((runs / "2/checkpoints/step_4/state.json").read_text())["world_size"] == 2

@@ -1,0 +1,372 @@
+"""The grader on every handed case and on hostile text; reason codes, rewards and group advantages."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reward import (
+    Grade,
+    Reason,
+    check_answer,
+    count_reasons,
+    grade,
+    grade_trajectory,
+    group_advantages,
+    is_trained,
+    reward_of,
+    score,
+)
+from rollout.records import RolloutRecord, StopReason, Turn
+
+CASES = Path(__file__).parent / "cases"
+
+
+def read_cases(name):
+    return [json.loads(line) for line in (CASES / name).read_text(encoding="utf-8").splitlines()]
+
+
+HANDED = read_cases("reward.jsonl") + read_cases("reward_policy.jsonl")
+
+
+@pytest.mark.parametrize("case", HANDED, ids=[case["id"] for case in HANDED])
+def test_handed_case_is_graded_as_its_author_says(case):
+    verdict = grade(case["text"], case["answer"])
+    assert verdict.correct is case["right"], f"{case['why']}: {verdict}"
+    assert (verdict.reason is Reason.CORRECT) is verdict.correct
+
+
+@pytest.mark.parametrize("case", HANDED, ids=[case["id"] for case in HANDED])
+def test_handed_reference_is_readable_and_right_in_its_own_box(case):
+    text = check_answer(case["answer"])
+    assert grade(f"So \\boxed{{{text}}}.", case["answer"]).correct
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "reason"),
+    [
+        (r"\boxed{42}", "42", Reason.CORRECT),
+        (r"\boxed{41}", "42", Reason.WRONG_VALUE),
+        ("42", "42", Reason.NO_BOX),
+        ("", "42", Reason.NO_BOX),
+        (r"\boxed 42", "42", Reason.NO_BOX),
+        (r"\boxed{42} or rather \boxed{42", "42", Reason.UNCLOSED_BOX),
+        (r"\boxed{\{42}", r"\{42", Reason.CORRECT),
+        (r"\boxed{42\}", "42", Reason.UNCLOSED_BOX),
+        (r"\boxed{ $ \, $ . }", "42", Reason.EMPTY_BOX),
+        (r"<think>\boxed{42}</think>", "42", Reason.BOX_IN_THINKING),
+        (r"<think>\boxed{42}", "42", Reason.BOX_IN_THINKING),
+        (r"so \boxed{42}" + "\n</think>\nDone.", "42", Reason.BOX_IN_THINKING),
+        (r"<think>a</think> \boxed{7} </think> \boxed{42}", "42", Reason.CORRECT),
+        ("\\boxed{42}\n<tool_call>\n{}\n</tool_call>", "42", Reason.TOOL_CALL),
+        ("<tool_call>\n{}\n</tool_call>\nI expect \\boxed{42}.", "42", Reason.TOOL_CALL),
+        ("\\boxed{42}\n<tool_call>\n{", "42", Reason.TOOL_CALL),
+        ("<think><tool_call></think>\\boxed{42}", "42", Reason.CORRECT),
+        (r"\boxed{}", "", Reason.BAD_REFERENCE),
+        (r"\boxed{None}", None, Reason.BAD_REFERENCE),
+        (r"\boxed{nan}", math.nan, Reason.BAD_REFERENCE),
+    ],
+)
+def test_each_reason_has_its_text(text, answer, reason):
+    assert grade(text, answer).reason is reason
+
+
+@pytest.mark.parametrize(
+    ("box", "answer", "right"),
+    [
+        (r"\{1,2\}", "2", False),
+        ("1, 2", "1,2", True),
+        ("(1,\\;2)", "(1, 2)", True),
+        ("4 2", "42", False),
+        ("1 234", "1234", False),
+        ("1, 234", "1234", False),
+        ("1\\,234", "1234", True),
+        ("1,\\!234", "1234", True),
+        ("12,34", "1234", False),
+        ("0,123", "123", False),
+        ("1,234.50", "1234.5", True),
+        ("-1,234", "-1234", True),
+        ("- 5", "-5", True),
+        ("--5", "5", False),
+        ("2/4", "1/2", True),
+        ("1 / 2", "0.50", True),
+        ("1/0", "1/0", True),
+        ("1/0", "2/0", False),
+        ("0/0", "0", False),
+        (r"\frac{-1}{2}", "-1/2", True),
+        (r"\frac{1}{-2}", "-0.5", True),
+        (r"-\frac{-1}{2}", "1/2", True),
+        (r"\frac1{2}", "0.5", True),
+        (r"\frac{1}2", "0.5", True),
+        (r"\frac123", "1/23", False),
+        (r"\frac{\text{1}}{2}", "0.5", True),
+        (r"\frac{1,000}{2}", "500", True),
+        (r"1\frac{1}{2}", "3/2", False),
+        ("42\\%", "42", False),
+        ("42 cm", "42", False),
+        (r"42\text{ cm}", "42", False),
+        (r"42\text{ cm}", "42 cm", True),
+        (r"\textit{42}", "42", False),
+        (r"\mathrm{ even }", "even", True),
+        (r"\textbf{(C)}", "C", False),
+        ("{42}", "42", True),
+        ("{4}{2}", "42", False),
+        ("$\\text{42.}$", "42", True),
+        ("42..", "42", False),
+        ("x + 1", "x+1", True),
+        (r"2 \pi", r"2\pi", True),
+        ("4_2", "42", False),
+        ("0x2a", "42", False),
+        ("4.2e1", "42", False),
+        ("٤٢", "42", False),
+        ("½", "1/2", False),
+        ("1e3", "1000", False),
+        ("-0.0", "0", True),
+        ("00", "0", True),
+        ("0.10", ".1", True),
+        ("\u200342\u2003", "42", True),
+    ],
+)
+def test_box_content_is_cleaned_and_compared_exactly(box, answer, right):
+    assert grade(f"\\boxed{{{box}}}", answer).correct is right
+    assert grade("\\boxed{" + answer + "}", box).correct is right, "the comparison is symmetric"
+
+
+def test_a_transcript_is_graded_by_its_last_assistant_message_only():
+    call = "<tool_call>\n{}\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n\\boxed{42}\n</tool_response>"
+    assert grade(call + "<|im_end|>", "42").reason is Reason.TOOL_CALL
+    assert grade(call + "<|im_end|>\n<|im_start|>assistant\nDone.<|im_end|>", "42").reason is Reason.NO_BOX
+    assert grade(call + "<|im_end|>\n<|im_start|>assistant\n\\boxed{42}", "42").correct
+    asked_on = "\\boxed{42}<|im_end|>\n<|im_start|>user\nSure? \\boxed{7}<|im_end|>"
+    assert grade(asked_on, "42").correct
+
+
+HOSTILE = {
+    "unclosed boxes": r"\boxed{" * 2000,
+    "power tower": r"\boxed{7^{7^{7^{7^{7}}}} - 7}",
+    "long integer": f"\\boxed{{{'9' * 6000}}}",
+    "long fraction": f"\\boxed{{\\frac{{{'9' * 6000}}}{{{'7' * 6000}}}}}",
+    "control characters": "\\boxed{\0\x1b4\u202e2\ud800}",
+    "lone surrogate": "\udfff\\boxed{42\ud800}",
+    "escaped braces": "\\boxed{" + "\\{" * 5000,
+    "blanks": "\\boxed" + " " * 20000 + "\\boxed{" + " " * 20000 + "4" + " " * 20000 + "2}",
+    "nested wrappers": "\\boxed{" + "\\text{" * 1000 + "42" + "}" * 1001,
+    "thousands": "\\boxed{1" + ",234" * 5000 + "}",
+    "think tags": "<think></think>" * 3000 + "\\boxed{42}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("answer", ["42", 10**5000, f"1/{'3' * 5000}"], ids=["short", "long", "fraction"])
+def test_hostile_text_gets_a_reason_and_is_never_evaluated(name, answer):
+    verdict = grade(HOSTILE[name], answer)
+    assert verdict.correct is (name in ("nested wrappers", "think tags") and answer == "42")
+
+
+def test_integers_past_pythons_digit_limit_are_compared_exactly():
+    assert grade(HOSTILE["long integer"], "9" * 6000).correct
+    assert grade(HOSTILE["long integer"], 10**6000 - 1).correct
+    assert not grade(HOSTILE["long integer"], "9" * 5999 + "8").correct
+    assert grade(HOSTILE["long fraction"], "9/7").correct
+
+
+@pytest.mark.parametrize("answer", ["", "  ", "$$", None, True, [], {}, math.inf, math.nan, r"\boxed{4}", "{", "4}"])
+def test_a_reference_that_nothing_could_match_is_refused(answer):
+    with pytest.raises(ValueError, match="answer"):
+        check_answer(answer)
+    assert not grade("\\boxed{}", answer).correct
+
+
+@pytest.mark.parametrize(("answer", "text"), [(42, "42"), (0.5, "0.5"), (1e22, "1" + "0" * 22), (" 42 ", " 42 ")])
+def test_a_readable_reference_is_returned_as_text(answer, text):
+    assert check_answer(answer) == text
+
+
+@pytest.mark.parametrize("stop", list(StopReason))
+def test_only_an_answered_trajectory_can_be_right(stop):
+    verdict = grade_trajectory(r"\boxed{42}", stop, "42")
+    assert verdict.correct is (stop is StopReason.ANSWERED)
+    if stop is not StopReason.ANSWERED:
+        assert verdict.reason.value == stop.value
+    if stop is StopReason.TOOL_INFRA:
+        assert not is_trained(stop) and not is_trained(verdict.reason)
+        with pytest.raises(ValueError, match="tool_infra"):
+            reward_of(verdict)
+    else:
+        assert is_trained(stop) and reward_of(verdict) == (1.0 if verdict.correct else -1.0)
+
+
+def test_the_ledger_counts_every_trajectory_once():
+    grades = [grade_trajectory(text, stop, "42") for text in HOSTILE.values() for stop in StopReason]
+    counts = count_reasons(grades)
+    assert sum(counts.values()) == len(grades)
+    assert set(counts) == {reason.value for reason in Reason}
+    assert counts["turn_limit"] == len(HOSTILE)
+
+
+def test_equal_rewards_give_exact_zeros():
+    for scale in ("none", "std"):
+        assert group_advantages([[1.0] * 4, [-1.0] * 3, [0.1] * 7], scale) == [[0.0] * 4, [0.0] * 3, [0.0] * 7]
+
+
+def test_advantages_are_the_distance_to_the_group_mean_over_its_deviation():
+    assert group_advantages([[1.0, -1.0, -1.0, -1.0], [1.0, 1.0]], "none") == [[1.5, -0.5, -0.5, -0.5], [0.0, 0.0]]
+    expected = [math.sqrt(3), *[-1 / math.sqrt(3)] * 3]
+    assert group_advantages([[1.0, -1.0, -1.0, -1.0]], "std")[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("group", [[], [1.0], [1.0, math.nan], [math.inf, 1.0]])
+def test_a_group_that_has_no_advantage_is_refused(group):
+    with pytest.raises(ValueError):
+        group_advantages([[1.0, -1.0], group], "none")
+
+
+def test_an_unknown_scale_is_refused():
+    with pytest.raises(ValueError, match=r"reward\.scale='mean'"):
+        group_advantages([[1.0, -1.0]], "mean")
+
+
+@given(st.lists(st.floats(-1e100, 1e100), min_size=2, max_size=9), st.sampled_from(["none", "std"]))
+@settings(max_examples=300, deadline=None)
+def test_advantages_are_finite_centred_and_ordered_like_the_rewards(rewards, scale):
+    values = group_advantages([rewards], scale)[0]
+    assert all(map(math.isfinite, values))
+    assert abs(math.fsum(values)) <= 1e-12 * len(values) * max(1e-300, *map(abs, values))
+    assert [b >= a for a in values for b in values] == [
+        y - x >= 0 or values[j] == values[i] for i, x in enumerate(rewards) for j, y in enumerate(rewards)
+    ]
+
+
+def record(prompt, sample, stop=StopReason.ANSWERED):
+    return RolloutRecord(
+        prompt_index=prompt, sample_index=sample, policy_step=0, token_ids=(1, 2), sampled=(False, True),
+        logprobs=(0.0, -0.5), turns=(Turn(start=1, end=2, ended=True),), stop=stop,
+    )  # fmt: skip
+
+
+def test_scoring_drops_sandbox_failures_and_compares_within_the_prompt():
+    right, wrong = Grade(True, Reason.CORRECT), Grade(False, Reason.NO_BOX)
+    infra = Grade(False, Reason.TOOL_INFRA)
+    records = [record(p, s) for s in range(3) for p in range(3)]
+    grades = [right, infra, wrong, wrong, infra, infra, wrong, right, wrong]
+    scored = score(records, grades, "none")
+    assert [(s.record.prompt_index, s.record.sample_index) for s in scored] == [
+        (0, 0), (2, 0), (0, 1), (0, 2), (1, 2), (2, 2),
+    ]  # fmt: skip
+    assert [s.reward for s in scored] == [1.0, -1.0, -1.0, -1.0, 1.0, -1.0]
+    assert [s.advantage for s in scored] == pytest.approx([4 / 3, 0, -2 / 3, -2 / 3, 0, 0])
+    assert scored[4].advantage == 0.0, "a sample left alone has nothing to be compared with"
+    assert scored[0].reason == "correct"
+
+
+NUMBERS = st.one_of(
+    st.integers(-(10**9), 10**9).map(lambda n: (str(n), Fraction(n))),
+    st.integers(-(10**9), 10**9).map(lambda n: (f"{n:,}", Fraction(n))),
+    st.tuples(st.integers(-999, 999), st.integers(1, 99)).map(
+        lambda f: (f"\\dfrac{{{f[0]}}}{{{f[1]}}}", Fraction(*f))
+    ),
+    st.tuples(st.integers(0, 999), st.integers(1, 99)).map(lambda f: (f"-{f[0]}/{f[1]}", -Fraction(*f))),
+    st.decimals(-1000, 1000, places=3).map(lambda d: (str(d), Fraction(d))),
+)
+
+
+@given(NUMBERS, NUMBERS)
+@settings(max_examples=500, deadline=None)
+def test_two_numbers_are_equal_exactly_when_their_values_are(one, other):
+    assert grade(f"\\boxed{{{one[0]}}}", other[0]).correct is (one[1] == other[1])
+    assert grade(f"\\boxed{{ $\\text{{{one[0]}}}.$ }}", one[0]).correct
+
+
+PIECES = [
+    "\\boxed{",
+    "\\boxed",
+    "}",
+    "{",
+    "\\",
+    "\\{",
+    "\\text{",
+    "\\frac",
+    "42",
+    "1,234",
+    ".",
+    "$",
+    "-",
+    "\u2212",
+    "~",
+]
+PIECES += [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "<|im_end|>",
+    "<|im_start|>assistant\n",
+    "\0",
+    "\ud800",
+    " ",
+    "\n",
+    "x",
+]
+
+
+def box_by_hand(text):
+    """Content of the box that counts, character by character; None where there is none or a call follows."""
+    for cut in ("<|im_end|>", "<|endoftext|>", "<|im_start|>"):
+        head, separator, rest = text.rpartition("<|im_start|>assistant")
+        text = head + separator + rest.split(cut)[0]
+    said = text.split("<|im_start|>assistant")[-1].split("</think>")[-1].split("<think>")[0]
+    if "<tool_call>" in said:
+        return None
+    starts = [i + 6 for i in range(len(said)) if said.startswith("\\boxed", i)]
+    opened = [i for i in starts if said[i:].lstrip().startswith("{")]
+    if not opened:
+        return None
+    content, depth, escaped = "", 1, False
+    for char in said[opened[-1] :].lstrip()[1:]:
+        depth += 0 if escaped else {"{": 1, "}": -1}.get(char, 0)
+        escaped = char == "\\" and not escaped
+        if depth == 0:
+            return content
+        content += char
+    return None
+
+
+def assert_graded_by_the_box_that_counts(text, answer):
+    verdict, content = grade(text, answer), box_by_hand(text)
+    found = {Reason.CORRECT, Reason.WRONG_VALUE, Reason.EMPTY_BOX}
+    assert (verdict.reason in found) is (content is not None), (text, verdict)
+    assert verdict.correct is (verdict.reason is Reason.CORRECT)
+    if content is not None:
+        assert verdict == grade("\\boxed{" + content + "}", answer) or "\\boxed" in content
+    return verdict
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join), st.sampled_from(["42", "1234", "x", "\\frac12"]))
+@settings(max_examples=500, deadline=None)
+def test_any_text_is_graded_by_the_box_that_counts(text, answer):
+    assert_graded_by_the_box_that_counts(text, answer)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_fuzzed_boxes_are_graded_without_an_exception():
+    draw = random.Random(0)
+    texts = [case["text"] for case in HANDED]
+    pieces = [*PIECES, *"0123456789{}\\,./-+ $", "\\dfrac", "\\!", "{,}", "\\boxed{42}", "</think>\n"]
+    rights = 0
+    for _ in range(100_000):
+        if draw.random() < 0.5:
+            text = "".join(draw.choices(pieces, k=draw.randrange(40)))
+        else:
+            text = draw.choice(texts)
+            for _ in range(draw.randrange(4)):
+                at = draw.randrange(len(text) + 1)
+                text = text[:at] + draw.choice(pieces) + text[at + draw.randrange(3) :]
+        case = draw.choice(HANDED)
+        rights += assert_graded_by_the_box_that_counts(text, case["answer"]).correct
+    assert rights > 1000, "the fuzz must reach right answers too"

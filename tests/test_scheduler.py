@@ -1,0 +1,174 @@
+"""The scheduler over thousands of random histories: no page leaks, nobody starves, no page has two writers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rollout.scheduler import Scheduler, Sequence
+
+PAGE = 4
+
+
+class World:
+    """Plays engine and model: remembers which tokens' keys each page would hold, and checks every plan against it."""
+
+    def __init__(self, rng: random.Random, *, groups: int, samples: int, rows: int, pages: int, prefill: int):
+        self.rng = rng
+        self.capacity = pages - 1
+        self.scheduler = Scheduler(decode_rows=rows, page_size=PAGE, num_pages=pages, prefill_tokens=prefill)
+        self.rows, self.prefill = rows, prefill
+        self.memory: dict[tuple[int, int], tuple[int, int]] = {}  # (page, offset) -> (position, token)
+        self.parked: list[Sequence] = []
+        self.finished: list[Sequence] = []
+        self.sequences = []
+        for group in range(groups):
+            prompt = [rng.randrange(1000) for _ in range(rng.randint(1, 3 * PAGE - 2))]
+            for _ in range(samples):
+                sequence = Sequence(len(self.sequences), group, len(prompt), list(prompt), (group, 0))
+                self.sequences.append(sequence)
+                self.scheduler.add(sequence)
+        self.goal = {s.order: rng.randint(1, PAGE * self.capacity - s.prompt_length) for s in self.sequences}
+        self.drawn = dict.fromkeys(self.goal, 0)
+
+    def step(self) -> None:
+        for sequence in [s for s in self.parked if self.rng.random() < 0.3]:
+            self.parked.remove(sequence)
+            sequence.tokens += [self.rng.randrange(1000) for _ in range(self.rng.randint(1, 2 * PAGE))]
+            sequence.tokens[:] = sequence.tokens[: PAGE * self.capacity]
+            self.scheduler.resume(sequence)
+        plan = self.scheduler.plan()
+        self.check(plan)
+        for _, chunk in plan:
+            for i, token in enumerate(chunk.token_ids):
+                place = chunk.start + i
+                self.memory[chunk.pages[place // PAGE], place % PAGE] = (place, token)
+        for sequence, chunk in plan:
+            self.check_memory(sequence, chunk.start + len(chunk.token_ids))
+        for sequence, chunk in plan:
+            if chunk.sample:
+                self.draw(sequence)
+
+    def draw(self, sequence: Sequence) -> None:
+        sequence.tokens.append(self.rng.randrange(1000))
+        self.drawn[sequence.order] += 1
+        full = len(sequence.tokens) >= PAGE * self.capacity
+        if full or self.drawn[sequence.order] >= self.goal[sequence.order]:
+            self.scheduler.finish(sequence)
+            self.finished.append(sequence)
+        elif self.rng.random() < 0.15:
+            self.scheduler.park(sequence)
+            self.parked.append(sequence)
+
+    def check(self, plan) -> None:
+        assert len(plan) <= self.rows
+        assert len({chunk.row for _, chunk in plan}) == len(plan)
+        assert sum(len(c.token_ids) for _, c in plan if len(c.token_ids) > 1) <= self.prefill
+        written: dict[tuple[int, int], int] = {}
+        for sequence, chunk in plan:
+            assert chunk.token_ids == sequence.tokens[chunk.start : chunk.start + len(chunk.token_ids)]
+            assert chunk.token_ids
+            for place in range(chunk.start, chunk.start + len(chunk.token_ids)):
+                slot = (chunk.pages[place // PAGE], place % PAGE)
+                assert slot[0] != 0
+                assert written.setdefault(slot, sequence.order) == sequence.order, "two writers of one slot"
+
+    def check_memory(self, sequence: Sequence, length: int) -> None:
+        """Every key that the sequence attends to is its own token at its own position."""
+        for place in range(length):
+            assert self.memory[sequence.pages[place // PAGE], place % PAGE] == (place, sequence.tokens[place])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_histories_end_with_every_sequence_done_and_every_page_free(seed):
+    preemptions = reused = 0
+    for history in range(250):
+        rng = random.Random(f"{seed} {history}")
+        pages = rng.choice([4, 6, 9, 17, 40])
+        world = World(
+            rng, groups=rng.randint(1, 4), samples=rng.randint(1, 4), rows=rng.randint(1, 6), pages=pages,
+            prefill=rng.choice([2, 5, 64]),
+        )  # fmt: skip
+        for _ in range(20_000):
+            if not world.scheduler.num_unfinished:
+                break
+            world.step()
+        assert len(world.finished) == len(world.sequences)
+        assert world.scheduler.num_free_pages == world.capacity
+        preemptions += world.scheduler.preemptions
+        reused += world.scheduler.reused_tokens
+    assert preemptions > 0 and reused > 0  # the histories did exercise both
+
+
+def scheduler(rows=2, pages=9, prefill=64) -> Scheduler:
+    return Scheduler(decode_rows=rows, page_size=PAGE, num_pages=pages, prefill_tokens=prefill)
+
+
+def sequence(order: int, length: int, group: int | None = None) -> Sequence:
+    return Sequence(order, order if group is None else group, length, list(range(length)), (order, 0))
+
+
+def test_a_row_that_ends_is_given_to_the_next_in_line_at_once():
+    s = scheduler(rows=1)
+    first, second = sequence(0, 3), sequence(1, 3)
+    s.add(first)
+    s.add(second)
+    [(planned, _)] = s.plan()
+    assert planned is first
+    s.finish(first)
+    [(planned, _)] = s.plan()
+    assert planned is second
+
+
+def test_siblings_share_the_full_pages_of_their_prompt_and_compute_the_rest():
+    s = scheduler(rows=3)
+    siblings = [sequence(i, 10, group=0) for i in range(3)]
+    for x in siblings:
+        s.add(x)
+    [(leader, chunk)] = s.plan()
+    assert leader is siblings[0] and len(chunk.token_ids) == 10
+    leader.tokens.append(7)
+    chunks = {x.order: c for x, c in s.plan()}
+    assert [len(chunks[i].token_ids) for i in range(3)] == [1, 2, 2]
+    assert chunks[1].pages[:2] == chunks[0].pages[:2] == chunks[2].pages[:2]
+    assert len({chunks[i].pages[2] for i in range(3)}) == 3
+    assert s.reused_tokens == 16
+
+
+def test_a_prompt_longer_than_the_step_budget_is_read_in_parts():
+    s = scheduler(prefill=5)
+    s.add(sequence(0, 12))
+    parts = [s.plan()[0][1] for _ in range(3)]
+    assert [(p.start, len(p.token_ids), p.sample) for p in parts] == [(0, 5, False), (5, 5, False), (10, 2, True)]
+
+
+def test_a_parked_sequence_keeps_its_pages_and_gives_its_row_away():
+    s = scheduler(rows=1)
+    first, second = sequence(0, 5), sequence(1, 3)
+    s.add(first)
+    s.add(second)
+    s.plan()
+    s.park(first)
+    pages = list(first.pages)
+    assert s.plan()[0][0] is second
+    s.finish(second)
+    first.tokens += [1, 2]
+    s.resume(first)
+    [(planned, chunk)] = s.plan()
+    assert planned is first and first.pages[:2] == pages
+    assert (chunk.start, chunk.token_ids) == (5, [1, 2])
+
+
+def test_the_oldest_takes_pages_from_the_youngest_which_computes_its_tokens_again():
+    s = scheduler(rows=2, pages=5)
+    old, young = sequence(0, 7), sequence(1, 5)
+    s.add(old)
+    s.plan()
+    s.add(young)
+    old.tokens.append(99)
+    s.plan()
+    assert young.row is None  # a page is kept back for the running row, so it waits
+    s.finish(old)
+    s.plan()
+    assert young.row is not None

@@ -1,0 +1,85 @@
+"""The step: skipped where nothing can be learnt, stopped where the sandbox is broken; its rate follows the step."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from config import TrainConfig, parse_config
+from data import Problem
+from policy import init_distributed
+from rollout.engine import RolloutStats
+from rollout.records import StopReason
+from tests.builders import record
+from tests.test_policy import CPU
+from trainer import InfraError, Trainer, TrainingData, learning_rate
+
+
+class FakeChat:
+    """Every id of a turn is decoded as a box of itself."""
+
+    def decode(self, ids):
+        return f"\\boxed{{{ids[-1]}}}"
+
+
+class FakePolicy:
+    device = CPU
+
+    def eval(self):
+        pass
+
+
+def trainer(tmp_path, records, prompts=2):
+    init_distributed(CPU)
+    config = parse_config({
+        "model": {"path": "m"}, "data": {"path": "d", "shuffle": False},
+        "rollout": {"trajectories_per_step": 2 * prompts, "samples_per_prompt": 2},
+    })  # fmt: skip
+    problems = [Problem("x", "12", line) for line in range(prompts)]
+    data = TrainingData(problems, [[1]] * prompts)
+    made = [dataclasses.replace(r) for r in records]
+    return Trainer(
+        config, FakePolicy(), lambda *_: made, RolloutStats, FakeChat(), None, data, None, tmp_path
+    )  # fmt: skip
+
+
+def group(prompt: int, spans: tuple[str, str], **options):
+    return [record(s, prompt=prompt, sample=i, **options) for i, s in enumerate(spans)]
+
+
+def test_a_step_whose_groups_are_all_equal_is_skipped_and_still_written(tmp_path):
+    row = trainer(tmp_path, group(0, ("PPA", "PPA")) + group(1, ("PAA", "PAA"))).train_step(0)
+    assert row["skipped"] is True
+    assert row["equal_groups"] == 1.0
+    assert row["correct"] == 1.0  # ids 10, 11, 12: the last is 12
+    assert (tmp_path / "trajectories/step_1.jsonl").exists()
+
+
+def test_rewards_come_from_the_final_turn_and_the_groups_own_answer(tmp_path):
+    t = trainer(tmp_path, [])
+    scored = t._score(group(0, ("PPA", "PPAA")) + group(1, ("PA", "PPA")), [0, 1])
+    assert [s.reward for s in scored] == [1.0, -1.0, -1.0, 1.0]
+    assert [s.advantage for s in scored] == [1.0, -1.0, -1.0, 1.0]
+
+
+def test_more_than_one_per_cent_of_infrastructure_failures_stops_training(tmp_path):
+    spoilt = group(0, ("PPA", "PPA"), stop=StopReason.TOOL_INFRA)
+    with pytest.raises(InfraError, match="2 of 4 trajectories"):
+        trainer(tmp_path, spoilt + group(1, ("PA", "PA"))).train_step(0)
+
+
+def test_fewer_are_dropped_and_counted(tmp_path):
+    records = [r for p in range(100) for r in group(p, ("PPA", "PA"))]
+    records[0] = dataclasses.replace(records[0], stop=StopReason.TOOL_INFRA)
+    t = trainer(tmp_path, records, prompts=100)
+    scored = t._score(records, list(range(100)))
+    assert len(scored) == 199
+    assert scored[0].advantage == 0.0  # its only sibling is gone: nothing to compare it with
+
+
+def test_the_learning_rate_warms_up_and_falls_to_zero_at_the_last_step():
+    train = TrainConfig(steps=6, learning_rate=1.0, warmup_steps=2, schedule="linear")
+    assert [learning_rate(step, train) for step in range(6)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    constant = TrainConfig(steps=6, learning_rate=1.0, warmup_steps=2)
+    assert [learning_rate(step, constant) for step in range(6)] == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]

@@ -1,0 +1,239 @@
+"""The step and the run: sample, score, update, write.
+
+Every rank samples its share of the step's prompts; the records are then gathered, sorted and scored on all ranks
+alike, so that a step's numbers do not depend on the number of ranks or on how long tools took.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import checkpoint
+import evaluation
+from config import Config, TrainConfig, UserError
+from data import Problem, ProblemStream, collate
+from report.writers import RunWriter, console_line
+from reward import Grade, grade_trajectory, score
+from rollout.records import RolloutRecord, SamplingConfig, Scored, StopReason
+from update import UpdateStats, update
+
+MAX_INFRA_SHARE = 0.01  # of a step's trajectories; above it the sandbox is broken and training on would be noise
+SHOWN = (
+    "reward", "correct", "loss", "clip_fraction", "entropy", "grad_norm", "mismatch_mean", "length", "turns",
+    "tool_error_rate", "eval_avg_at_k", "rollout_tokens_per_second", "update_tokens_per_second", "seconds",
+)  # fmt: skip
+
+
+class InfraError(UserError, RuntimeError):
+    """The sandbox failed too often."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """The problems of a run with their rendered prompts, index by index."""
+
+    problems: Sequence[Problem]
+    prompts: Sequence[list[int]]
+
+
+class Trainer:
+    """Built by main.py, which gives it everything that samples or trains."""
+
+    def __init__(
+        self,
+        config: Config,
+        policy: Any,
+        sample: Callable[[Sequence[list[int]], Sequence[int], int, SamplingConfig], list[RolloutRecord]],
+        rollout_stats: Callable[[], Any],
+        chat: Any,
+        tokenizer: Any,
+        data: TrainingData,
+        eval_data: TrainingData | None,
+        run_dir: Path,
+    ):
+        self.config, self.policy, self.chat, self.tokenizer = config, policy, chat, tokenizer
+        self.data, self.eval_data, self.run_dir = data, eval_data, run_dir
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.stream = ProblemStream(len(data.problems), config.train.seed, config.data.shuffle)
+        self._sample, self._rollout_stats = sample, rollout_stats
+        self._writer = RunWriter(run_dir) if self.rank == 0 else None
+        self._seconds: dict[str, float] = {}
+        self.train_seconds = 0.0
+
+    def resume(self, folder: Path) -> int:
+        """Continues from a checkpoint; returns the steps already taken."""
+        step = checkpoint.load(folder, self.policy)
+        if self._writer:
+            self._writer.rewind(step)
+        return step
+
+    def run(self, first_step: int = 0) -> None:
+        """Steps `first_step` (from 0) to the last, each with its checkpoint where one is due."""
+        steps = self.config.train.steps
+        for step in range(first_step, steps):
+            row = self.train_step(step)
+            done = step + 1
+            if self.eval_data and _due(done, self.config.eval.every, steps):
+                row |= self.evaluate(done)
+            if self._writer:
+                self._writer.metrics(row)
+                print(console_line(row, steps, SHOWN), flush=True)
+            if _due(done, self.config.train.save_every, steps):
+                checkpoint.save(
+                    self.run_dir, done, self.policy, self.tokenizer.save_pretrained, self.rank, dist.barrier
+                )
+
+    def train_step(self, step: int) -> dict[str, Any]:
+        """One step; the metrics row. `step` counts from 0, the row's "step" from 1."""
+        started = time.perf_counter()
+        indices = self.stream.indices(step, self.config.rollout.prompts_per_step)
+        with self._clock("rollout"):
+            records = self._rollout(step, [self.data.prompts[i] for i in indices], self._sampling())
+        with self._clock("reward"):
+            scored = self._score(records, indices)
+        stats = None
+        with self._clock("update"):
+            batches = self._batches(scored)
+            if batches:
+                stats = update(self.policy, batches, self.config.loss, learning_rate(step, self.config.train))
+        with self._clock("write"):
+            if self._writer:
+                answers = [self.data.problems[index].answer for index in indices]
+                self._writer.trajectories(step + 1, records, scored, answers)
+        self._seconds["total"] = time.perf_counter() - started
+        self.train_seconds += self._seconds["total"]
+        return self._row(step, records, scored, stats)
+
+    def _sampling(self) -> SamplingConfig:
+        rollout = self.config.rollout
+        return SamplingConfig(
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=rollout.temperature,
+            n_samples_per_prompt=rollout.samples_per_prompt,
+            max_turns=rollout.max_turns,
+            context_length=rollout.context_length,
+            seed=self.config.train.seed,
+        )
+
+    def _rollout(self, step: int, prompts: Sequence[list[int]], sampling: SamplingConfig) -> list[RolloutRecord]:
+        """This rank's share of the prompts, then every rank's records in (prompt, sample) order."""
+        mine = range(self.rank, len(prompts), self.world_size)
+        self.policy.eval()
+        records = self._sample([prompts[i] for i in mine], list(mine), step, sampling)
+        if self.world_size > 1:
+            parts: list[list[RolloutRecord]] = [[] for _ in range(self.world_size)]
+            dist.all_gather_object(parts, records)
+            records = [record for part in parts for record in part]
+        return sorted(records, key=lambda r: (r.prompt_index, r.sample_index))
+
+    def _score(self, records: Sequence[RolloutRecord], indices: Sequence[int]) -> list[Scored]:
+        """Rewards and group advantages of every record that the sandbox did not spoil."""
+        spoilt = sum(r.stop is StopReason.TOOL_INFRA for r in records)
+        if spoilt > MAX_INFRA_SHARE * len(records):
+            raise InfraError(
+                f"the sandbox failed in {spoilt} of {len(records)} trajectories of one step, more than "
+                f"{MAX_INFRA_SHARE:.0%}; see the tool's report at the start of the run"
+            )
+        answers = [self.data.problems[index].answer for index in indices]
+        return score(records, self._grades(records, answers), self.config.reward.scale)
+
+    def _grades(self, records: Sequence[RolloutRecord], answers: Sequence[str]) -> list[Grade]:
+        """answers: the reference of each prompt, by prompt_index."""
+        grades = []
+        for record in records:
+            text = self.chat.decode(record.token_ids[record.final_turn.start : record.final_turn.end])
+            grades.append(grade_trajectory(text, record.stop, answers[record.prompt_index]))
+        return grades
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """The policy after `step` steps on eval.path; training state is not touched."""
+        assert self.eval_data is not None
+        sampling = dataclasses.replace(
+            self._sampling(),
+            temperature=self.config.eval.temperature,
+            n_samples_per_prompt=self.config.eval.samples_per_prompt,
+            seed=self.config.train.seed + evaluation.SEED_OFFSET,
+        )
+        with self._clock("eval"):
+            records = self._rollout(step, self.eval_data.prompts, sampling)
+        figures = evaluation.summarize(records, self._grades(records, [p.answer for p in self.eval_data.problems]))
+        return {f"eval_{name}": value for name, value in (figures | {"seconds": self._seconds["eval"]}).items()}
+
+    def _batches(self, scored: Sequence[Scored]) -> list[Any]:
+        """This rank's micro-batches; empty where no group of the step has two different rewards."""
+        if not any(s.advantage for s in scored):
+            return []
+        limit = self.config.train.max_tokens_per_micro_batch
+        return collate(scored, self.config.loss.policy, limit, self.world_size)[self.rank]
+
+    def _row(
+        self, step: int, records: Sequence[RolloutRecord], scored: Sequence[Scored], stats: UpdateStats | None
+    ) -> dict[str, Any]:
+        count = max(len(scored), 1)
+        calls = [call for r in records for turn in r.turns for call in turn.calls]
+        seconds = {f"seconds_{name}": round(value, 4) for name, value in self._seconds.items() if name != "total"}
+        sampled = sum(r.num_sampled for r in records)
+        row = {
+            "step": step + 1,
+            "epoch": self.stream.epoch(step + 1, self.config.rollout.prompts_per_step),
+            "reward": sum(s.reward for s in scored) / count,
+            "correct": sum(s.reward > 0 for s in scored) / count,
+            "trajectories": len(records),
+            "equal_groups": _equal_groups(scored),
+            "sampled_tokens": sampled,
+            "length": sum(len(r.token_ids) for r in records) / max(len(records), 1),
+            "turns": sum(len(r.turns) for r in records) / max(len(records), 1),
+            "tool_calls": len(calls),
+            "tool_error_rate": sum(call.status != "ok" for call in calls) / max(len(calls), 1),
+            "learning_rate": learning_rate(step, self.config.train),
+            "skipped": stats is None,
+            "stops": dict(Counter(str(r.stop) for r in records)),
+            "reasons": dict(Counter(s.reason for s in scored)),
+            "tool_statuses": dict(Counter(call.status for call in calls)),
+        }
+        if stats:
+            row |= asdict(stats)
+            row["update_tokens_per_second"] = stats.tokens / self._seconds["update"]
+        row["rollout_tokens_per_second"] = sampled / self._seconds["rollout"]
+        row |= {"seconds": round(self._seconds["total"], 4), **seconds}
+        return row | {f"rollout_{name}": value for name, value in asdict(self._rollout_stats()).items()}
+
+    @contextmanager
+    def _clock(self, phase: str):
+        started = time.perf_counter()
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._seconds[phase] = time.perf_counter() - started
+
+
+def _due(done: int, every: int, steps: int) -> bool:
+    """Whether something that happens `every` steps (0: only after the last) happens after `done` steps."""
+    return done == steps or (every > 0 and done % every == 0)
+
+
+def _equal_groups(scored: Sequence[Scored]) -> float:
+    """Share of groups whose rewards are all equal: they train nothing."""
+    by_group: dict[int, set[float]] = {}
+    for s in scored:
+        by_group.setdefault(s.record.prompt_index, set()).add(s.reward)
+    return sum(len(rewards) == 1 for rewards in by_group.values()) / max(len(by_group), 1)
+
+
+def learning_rate(step: int, train: TrainConfig) -> float:
+    """The rate of step `step` (from 0): linear warm-up, then constant or linear to zero at train.steps."""
+    if step < train.warmup_steps:
+        return train.learning_rate * (step + 1) / train.warmup_steps
+    if train.schedule == "constant":
+        return train.learning_rate
+    return train.learning_rate * (train.steps - step) / (train.steps - train.warmup_steps)
