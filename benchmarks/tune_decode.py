@@ -4,7 +4,7 @@ sys.path.insert(0, os.getcwd())
 import torch, triton
 from modeling.fused import DecodeWeights, LayerWeights
 from modeling.decode_stack import DecodeStack
-from modeling.decode_tiles import Tiles, product_tiles, SLOTS
+from modeling.decode_tiles import Tiles, product_tiles
 from rollout.sampling_kernel import HeadSampler
 T0 = time.time()
 OUT = os.environ.get("OUT", "/tmp")

@@ -1,14 +1,11 @@
 """Decode attention over paged keys and values: one new token per row, split over the row's past, in Triton.
 
-Work is cut into items, each one row's stretch of past tokens; `plan_items` cuts on the device, from the positions
-alone, so that long and short rows fill the GPU evenly and one captured graph serves every mix of lengths. A program
-takes one item and one KV head with all query heads of its group. Inside, every warp walks its own tokens with its own
-online softmax (a batched product, one batch entry per warp), so that nothing is exchanged between warps until the end.
-The item that ends at the new token computes with the new key and value from registers and writes them to their page.
-A row cut in several items is merged by whichever ends last, in the order of the items.
-
-Two entry kernels share the walk: `decode_kernel` takes rotated q, k, v with strides; `fused_decode_kernel` takes the
-unsummed parts of the q/k/v product and does sum, bias, per-head norm and rotation itself.
+Work comes in items (`modeling.decode_plan`), each one row's stretch of tokens. A program takes one item and one KV head
+with all query heads of its group. Inside, every warp walks its own tokens with its own online softmax (a batched
+product, one batch entry per warp), so that nothing is exchanged between warps until the end. The item that ends at the
+new token writes its key and value to their page first. A row cut in several items is merged by whichever ends last, in
+the order of the items. The kernel starts from the unsummed parts of the q/k/v product and does sum, bias, per-head norm
+and rotation itself.
 
 Invariants: pages listed in a row's table up to its position exist; page 0 is nobody's (padding rows write there).
 Left out: sliding windows, soft caps, sinks, head sizes that are not powers of two.
@@ -22,36 +19,6 @@ import triton.language as tl
 from modeling.overlap import begin, prefetch
 
 NONE = tl.constexpr(-1.0e30)  # a score below all others; minus infinity would give NaN for a warp without tokens
-
-
-@triton.jit
-def plan_items(
-    positions_ptr, items_ptr, first_ptr, count_ptr, rows, kv_heads, target,
-    ROWS: tl.constexpr, ITEMS: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """Cut all rows into items of about equal length, `target` programs in all; called by one program.
-
-    positions: of the new tokens  # [rows] int32; items: (row, start, stop) of each, row -1 if unused
-    # [3, ITEMS] int32; first, count: the items of each row  # [rows] int32. ITEMS >= rows + target / kv_heads.
-    """
-    row = tl.arange(0, ROWS)
-    live = row < rows
-    past = tl.load(positions_ptr + row, mask=live, other=-1) + 1
-    stretch = tl.maximum(tl.cdiv(tl.cdiv(tl.sum(past) * kv_heads, target), BN) * BN, 2 * BN)
-    pieces = tl.maximum(tl.cdiv(past, stretch), 1)  # a row beyond the last has none
-    stretches = tl.maximum(tl.cdiv(tl.cdiv(past, pieces), BN) * BN, BN)  # the row's pieces, evened out
-    count = tl.where(live, tl.maximum(tl.cdiv(past, stretches), 1), 0)
-    first = tl.cumsum(count) - count
-    tl.store(first_ptr + row, first, mask=live)
-    tl.store(count_ptr + row, count, mask=live)
-    slot = tl.arange(0, ITEMS)
-    tl.store(items_ptr + slot, tl.full((ITEMS,), -1, tl.int32), mask=slot >= tl.sum(count))
-    for piece in range(tl.max(count)):
-        has = piece < count
-        at = items_ptr + first + piece
-        tl.store(at, row, mask=has)
-        tl.store(at + ITEMS, piece * stretches, mask=has)
-        tl.store(at + 2 * ITEMS, tl.minimum((piece + 1) * stretches, past), mask=has)
 
 
 @triton.jit
@@ -135,23 +102,33 @@ def _merge(
     out, parts_ptr, sums_ptr, head, count, first,
     HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
+    """Join the parts of a row's group of heads, eight at a time, in the order of the items."""
     query = tl.arange(0, BH)
     real = query < GROUP
     inside = query[:, None] * D + tl.arange(0, D)[None, :]
+    eight = tl.arange(0, 8)
     top = tl.full((BH,), NONE, tl.float32)
     total = tl.zeros((BH,), tl.float32)
     acc = tl.zeros((BH, D), tl.float32)
-    for piece in range(count):
-        cell = (first + piece) * HEADS + head
-        part = tl.load(parts_ptr + cell * (GROUP * D) + inside, mask=real[:, None], other=0.0, cache_modifier=".cg")
-        its_top = tl.load(sums_ptr + cell * (2 * GROUP) + query, mask=real, other=NONE, cache_modifier=".cg")
-        its_total = tl.load(sums_ptr + cell * (2 * GROUP) + GROUP + query, mask=real, other=1.0, cache_modifier=".cg")
-        peak = tl.maximum(top, its_top)
-        fade, its_fade = tl.exp2(top - peak), tl.exp2(its_top - peak)
-        acc = acc * fade[:, None] + part * its_fade[:, None]
-        total = total * fade + its_total * its_fade
+    for piece in range(0, count, 8):
+        mask = (piece + eight < count)[:, None] & real[None, :]  # [8, BH]
+        cell = (first + piece + eight) * HEADS + head
+        its_top = tl.load(
+            sums_ptr + cell[:, None] * (2 * GROUP) + query[None, :], mask=mask, other=NONE, cache_modifier=".cg"
+        )  # fmt: skip
+        its_total = tl.load(
+            sums_ptr + cell[:, None] * (2 * GROUP) + GROUP + query[None, :], mask=mask, other=0.0, cache_modifier=".cg"
+        )  # fmt: skip
+        parts = tl.load(
+            parts_ptr + cell[:, None, None] * (GROUP * D) + inside[None, :, :], mask=mask[:, :, None], other=0.0,
+            cache_modifier=".cg",
+        )  # fmt: skip
+        peak = tl.maximum(top, tl.max(its_top, axis=0))
+        fade, its_fade = tl.exp2(top - peak), tl.exp2(its_top - peak[None, :])
+        acc = acc * fade[:, None] + tl.sum(parts * its_fade[:, :, None], axis=0)
+        total = total * fade + tl.sum(its_total * its_fade, axis=0)
         top = peak
-    tl.store(out, acc / total[:, None], mask=real[:, None])
+    tl.store(out, acc / tl.where(real, total, 1.0)[:, None], mask=real[:, None])
 
 
 @triton.jit
@@ -163,42 +140,6 @@ def _store_new(lines, holds_new, kv_ptr, page, position, head_offset, stride_pag
     at += tl.where(line > GROUP, stride_v, 0)
     tl.store(at, lines, mask=(line >= GROUP) & (line < GROUP + 2) & holds_new)
     tl.debug_barrier()
-
-
-@triton.jit
-def decode_kernel(
-    q_ptr, k_ptr, v_ptr, kv_ptr, out_ptr, positions_ptr, slots_ptr, table_ptr, items_ptr, first_ptr, count_ptr,
-    parts_ptr, sums_ptr, arrivals_ptr, scale, stride_q, stride_k, stride_v_row, stride_out, stride_table, stride_page,
-    stride_v, ITEMS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
-    P: tl.constexpr, BN: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Attention of rotated q [rows, heads, D] with k, v [rows, HEADS, D] (last two dimensions dense); writes k and v.
-
-    grid (ITEMS * HEADS,)
-    """
-    item, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    row = tl.load(items_ptr + item)
-    if row >= 0:
-        start, stop = tl.load(items_ptr + ITEMS + item), tl.load(items_ptr + 2 * ITEMS + item)
-        position = tl.load(positions_ptr + row)
-        table = table_ptr + tl.load(slots_ptr + row).to(tl.int64) * stride_table
-        page = tl.load(table + position // P).to(tl.int64)  # of the new token
-        head_offset = head * (P * D)
-        line, dim = tl.arange(0, BH)[:, None], tl.arange(0, D)[None, :]
-        k = tl.load(k_ptr + row * stride_k + head * D + dim, mask=line == GROUP, other=0.0)
-        v = tl.load(v_ptr + row * stride_v_row + head * D + dim, mask=line == GROUP + 1, other=0.0)
-        q = tl.load(q_ptr + row * stride_q + (head * GROUP + line) * D + dim, mask=line < GROUP, other=0.0)
-        lines = tl.where(line < GROUP, q, tl.where(line == GROUP, k, v))
-        _store_new(
-            lines, stop > position, kv_ptr, page, position, head_offset, stride_page, stride_v, GROUP, BH, P, D
-        )  # fmt: skip
-        peak, total, acc = _walk(
-            lines, start, stop, kv_ptr, table, head_offset, stride_page, stride_v, scale, P, BN, BH, D, W, STAGES
-        )  # fmt: skip
-        _finish(
-            peak, total, acc, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, tl.load(count_ptr + row),
-            tl.load(first_ptr + row), stride_out, HEADS, GROUP, BH, D,
-        )  # fmt: skip
 
 
 @triton.jit
@@ -227,7 +168,7 @@ def _sum_parts(at, mask, stride_split, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def fused_decode_kernel(
+def decode_attention_kernel(
     qkv_ptr, q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, kv_ptr, out_ptr,
     positions_ptr, slots_ptr, table_ptr, items_ptr, first_ptr, count_ptr, parts_ptr, sums_ptr, arrivals_ptr,
     scale, eps, stride_split, stride_table, stride_page, stride_v,
@@ -235,12 +176,16 @@ def fused_decode_kernel(
     BN: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr,
     NORM: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As `decode_kernel`, from the parts of the q/k/v product  # [SPLITS, rows, (HEADS * GROUP + 2 HEADS) * D] fp32
+    """Attention of every row's new token; writes its key and value.  grid (ITEMS * HEADS,), or as many as are in use
 
-    cos, sin: the model's rotary table in its dtype  # [context, D]; out [rows, HEADS * GROUP * D]. The q heads of the
-    group, the key and the value are the lines of one tile, which then serves as the queries (two of them idle).
-    Rounds to the model dtype where Hugging Face's modules do. Everything that does not depend on the kernel before is
-    read ahead of the wait.
+    qkv: parts of the q/k/v product  # [SPLITS, rows, HEADS * (GROUP + 2) * D] fp32
+    cos, sin: the model's rotary table in its dtype  # [context, D]; out [rows, HEADS * GROUP * D]
+    kv: one layer of the cache  # [2, pages, HEADS, P, D]
+    positions, slots: of each row's new token and of its page table  # [rows] int32; table [slots, stride_table] int32
+
+    The q heads of the group, the key and the value are the lines of one tile, which then serves as the queries (two of
+    them idle). Rounds to the model dtype where Hugging Face's modules do. Everything that does not depend on the
+    kernel before is read ahead of the wait.
     """
     item, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     row = tl.load(items_ptr + item)

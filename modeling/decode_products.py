@@ -1,7 +1,7 @@
 """The four matrix products of a decode step as Triton kernels, each with the pointwise work around it.
 
-For few rows a product is the reading of its weight W [N, K] once, so a program takes BN weight rows (the tile's M side,
-which the tensor cores want large) against BM activation rows, and the work between two products rides along:
+For few rows a product is the reading of its weight W [N, K] once, so a program takes BN weight rows (the tile's M
+side, which the tensor cores want large) against BM activation rows, and the work between two products rides along:
 - `normed_product_kernel`: y = rmsnorm(h) Wᵀ, as unsummed split-K parts in fp32 (the attention kernel sums them);
 - `gated_product_kernel`: silu(rmsnorm(h) Gᵀ) * (rmsnorm(h) Uᵀ);
 - `residual_product_kernel`: h += x Wᵀ; the last split of a tile to arrive sums all, in fixed order.
@@ -10,7 +10,8 @@ RMSNorm without a pass of its own: rmsnorm(h) Wᵀ = ((h * norm) Wᵀ) / rms(h).
 the sums of squares of its tile's columns, so the next product only scales its result. Rounding points are those of
 Hugging Face's modules in the model dtype, except that h * norm is rounded once where the module rounds twice.
 
-Rows are not masked: activation buffers hold a multiple of BM rows. Left out: biases (q/k/v biases are added by the
+Tiles of rows come first in the grid, so that those that share weights run together. Rows are not masked:
+activation buffers hold a multiple of BM rows. Left out: biases (q/k/v biases are added by the
 attention kernel), other activations than silu.
 """
 
@@ -79,14 +80,13 @@ def normed_product_kernel(
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, EVEN_K: tl.constexpr,
     TILES: tl.constexpr, TILES_POW2: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Parts of rmsnorm(h) [Wq; Wk; Wv]ᵀ.  grid (N / BN, SPLITS, rows / BM); out [SPLITS, rows, N_Q + 2 N_KV] fp32
+    """Parts of rmsnorm(h) [Wq; Wk; Wv]ᵀ.  grid (rows / BM, N / BN, SPLITS); out [SPLITS, rows, N_Q + 2 N_KV] fp32
 
     x: h * norm [rows, K]; squares [TILES, stride_squares]; k_from_q, v_from_q: element distance of the weights of k
     and v from that of q, so that no adjacency is needed. BN divides N_Q and N_KV.
     """
-    n0 = tl.program_id(0) * BN
-    m0 = tl.program_id(2) * BM
-    first, stop = split_range(tl.program_id(1), K, BK, SPLITS)
+    n0, m0, split = tl.program_id(1) * BN, tl.program_id(0) * BM, tl.program_id(2)
+    first, stop = split_range(split, K, BK, SPLITS)
     width = N_Q + 2 * N_KV
     in_k = n0 >= N_Q
     in_v = n0 >= N_Q + N_KV
@@ -100,7 +100,7 @@ def normed_product_kernel(
     rows = m0 + tl.arange(0, BM)
     acc *= inverse_rms(squares_ptr, rows, stride_squares, K, eps, TILES, TILES_POW2)[None, :]
     columns = n0 + tl.arange(0, BN)
-    tl.store(out_ptr + tl.program_id(1) * stride_split + rows[None, :] * width + columns[:, None], acc)
+    tl.store(out_ptr + split * stride_split + rows[None, :] * width + columns[:, None], acc)
 
 
 @triton.jit
@@ -109,13 +109,12 @@ def gated_product_kernel(
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr,
     TILES: tl.constexpr, TILES_POW2: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """silu(rmsnorm(h) Gᵀ) * (rmsnorm(h) Uᵀ).  grid (ceil(N / (BN / 2)), 1, rows / BM); out [rows, N] model dtype
+    """silu(rmsnorm(h) Gᵀ) * (rmsnorm(h) Uᵀ).  grid (rows / BM, ceil(N / (BN / 2))); out [rows, N] model dtype
 
     Weight rows alternate in a tile, gate and up of one output column, so that both end in one program.
     """
     half: tl.constexpr = BN // 2
-    n0 = tl.program_id(0) * half
-    m0 = tl.program_id(2) * BM
+    n0, m0 = tl.program_id(1) * half, tl.program_id(0) * BM
     lane = tl.arange(0, BN)
     pair = n0 + lane // 2
     mask = pair < N
@@ -154,12 +153,12 @@ def residual_product_kernel(
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, EVEN_K: tl.constexpr,
     STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """h += x Wᵀ in place, and h * norm and the sums of squares.  grid (ceil(N / BN), SPLITS, rows / BM)
+    """h += x Wᵀ in place, and h * norm and the sums of squares.  grid (rows / BM, ceil(N / BN), SPLITS)
 
     x [rows, K]; h, normed [rows, N]; squares [tiles, stride_squares] fp32; parts: scratch, BN * BM fp32 a program;
     arrivals: one int32 per tile, 0 before and after.
     """
-    tile, split, m_tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    m_tile, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, stop = split_range(split, K, BK, SPLITS)
     columns = tile * BN + tl.arange(0, BN)
     mask = columns < N
@@ -171,7 +170,7 @@ def residual_product_kernel(
     if SPLITS == 1:
         _add_to_residual(acc, h_ptr, norm_ptr, normed_ptr, squares_ptr, tile, columns, rows, mask, N, stride_squares)
     else:
-        cell = m_tile * tl.num_programs(0) + tile
+        cell = m_tile * tl.num_programs(1) + tile
         inside = tl.arange(0, BN)[:, None] * BM + tl.arange(0, BM)[None, :]
         block = parts_ptr + cell * (SPLITS * BN * BM) + inside
         tl.store(block + split * (BN * BM), acc)

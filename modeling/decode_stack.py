@@ -17,13 +17,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modeling.decode_attention import fused_decode_kernel, plan_items
+from modeling.decode_attention import decode_attention_kernel
+from modeling.decode_plan import plan_items
 from modeling.decode_products import gated_product_kernel, normed_product_kernel, residual_product_kernel
-from modeling.decode_tiles import SLOTS, Tiles, product_tiles, rows_tile
+from modeling.decode_tiles import AttentionTiles, Tiles, attention_tiles, product_tiles, rows_tile
 from modeling.fused import DecodeWeights, LayerWeights
 
 # Rows of the step buffer, each one int32 per decoding row.
 TOKEN, POSITION, KEY0, KEY1, SLOT, PAGE = range(6)
+MOST_PROGRAMS = 1024  # that a row's past may be cut into, over all rows and heads
 LAST_DRAW = -1  # token that means: the one drawn last in this slot
 
 
@@ -81,15 +83,13 @@ class DecodeStack:
         self.group = weights.heads // weights.kv_heads
         self.width = (weights.heads + 2 * weights.kv_heads) * weights.head_size
         self.rows = math.ceil(max_rows / rows_tile(max_rows)) * rows_tile(max_rows)
-        self.attention_tile, self.attention_warps, self.attention_stages = 64, 4, 5
-        self.target = 2 * SLOTS
-        self.attention_prefetch, self.attention_registers = 128, None
-        self.items = triton.next_power_of_2(max_rows + math.ceil(self.target / weights.kv_heads))
-        self.tiles_override: dict[str, Tiles] = {}
+        self.override: dict[str, Tiles] = {}  # by kind; benchmarks try others than the rule's
+        self.attention_override: AttentionTiles | None = None
+        self.items = triton.next_power_of_2(max_rows + math.ceil(MOST_PROGRAMS / weights.kv_heads))
         self._allocate(max_rows)
 
     def _allocate(self, max_rows: int) -> None:
-        w, size = self.weights, self.element_size
+        w = self.weights
 
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -108,14 +108,16 @@ class DecodeStack:
         self.first, self.count = zeros(max_rows, dtype=torch.int32), zeros(max_rows, dtype=torch.int32)
         self.item_parts = zeros(self.items, w.heads, w.head_size, dtype=torch.float32)
         self.item_sums = zeros(self.items, w.kv_heads, 2, self.group, dtype=torch.float32)
-        del size
 
     @property
     def element_size(self) -> int:
         return self.kv.element_size()
 
     def tiles(self, kind: str, rows: int, n: int, k: int, divisor: int = 0) -> Tiles:
-        return self.tiles_override.get(kind) or product_tiles(kind, rows, n, k, self.element_size, divisor)
+        return self.override.get(kind) or product_tiles(kind, rows, n, k, self.element_size, divisor)
+
+    def attention_tiles(self, rows: int) -> AttentionTiles:
+        return self.attention_override or attention_tiles(rows, self.weights.kv_heads, self.element_size)
 
     def launch(self, rows: int) -> None:
         """All kernels of one step over the first `rows` rows of `step`; leaves `normed` and `squares` of the end."""
@@ -130,19 +132,20 @@ class DecodeStack:
             self._add("down", rows, self.gated, layer.down, after)
 
     def _open(self, rows: int) -> None:
+        t = self.attention_tiles(rows)
         open_step_kernel[(rows + 1,)](
             self.step, self.last, self.table, self.weights.embedding, self.weights.layers[0].input_norm, self.h,
-            self.normed, self.squares, self.plan, self.first, self.count, rows, self.weights.kv_heads, self.target,
+            self.normed, self.squares, self.plan, self.first, self.count, rows, self.weights.kv_heads, t.target,
             self.step.stride(0), self.table.stride(0), self.squares.stride(0), self.hidden,
             BLOCK_K=triton.next_power_of_2(self.hidden), TILES=self.square_tiles, P=self.page_size,
-            ROWS=triton.next_power_of_2(rows), ITEMS=self.items, BN=self.attention_tile, num_warps=4,
+            ROWS=triton.next_power_of_2(rows), ITEMS=self.items, BN=t.bn, num_warps=4,
         )  # fmt: skip
 
     def _qkv(self, rows: int, layer: LayerWeights) -> int:
         w, k = self.weights, self.hidden
         wide, narrow = w.heads * w.head_size, w.kv_heads * w.head_size
         t = self.tiles("qkv", rows, self.width, k, math.gcd(wide, narrow))
-        normed_product_kernel[(self.width // t.bn, t.splits, math.ceil(rows / t.bm))](
+        normed_product_kernel[(math.ceil(rows / t.bm), self.width // t.bn, t.splits)](
             self.normed, self.squares, layer.q, _distance(layer.q, layer.k), _distance(layer.q, layer.v), self.qkv,
             wide, narrow, k, self.squares.stride(0), self.qkv.stride(0), w.eps,
             BN=t.bn, BM=t.bm, BK=t.bk, SPLITS=t.splits, EVEN_K=t.even(k), TILES=self.square_tiles,
@@ -156,23 +159,23 @@ class DecodeStack:
         w, kv = self.weights, self.kv[index]
         biases = layer.biases or (layer.q,) * 3
         norms = layer.head_norms or (layer.q,) * 2
-        items = min(self.items, rows + math.ceil(self.target / w.kv_heads))
-        prefetch = self.attention_prefetch if self.element_size == 2 else 0
-        fused_decode_kernel[(items * w.kv_heads,)](
+        t = self.attention_tiles(rows)
+        items = min(self.items, rows + math.ceil(t.target / w.kv_heads))
+        decode_attention_kernel[(items * w.kv_heads,)](
             self.qkv, *biases, *norms, *self.rotary, kv, self.attended, self.step[POSITION], self.step[SLOT],
             self.table, self.plan, self.first, self.count, self.item_parts, self.item_sums, self.arrivals,
             w.scale * math.log2(math.e), w.eps, self.qkv.stride(0), self.table.stride(0), kv.stride(1), kv.stride(0),
             ITEMS=self.items, HEADS=w.kv_heads, GROUP=self.group,
-            BH=triton.next_power_of_2(self.group + 2), D=w.head_size, P=self.page_size, BN=self.attention_tile,
-            W=self.attention_warps, STAGES=self.attention_stages, SPLITS=splits, BIAS=layer.biases is not None,
-            NORM=layer.head_norms is not None, PREFETCH=prefetch, PDL=self.overlap,
-            num_warps=self.attention_warps, launch_pdl=self.overlap, maxnreg=self.attention_registers,
+            BH=triton.next_power_of_2(self.group + 2), D=w.head_size, P=self.page_size, BN=t.bn,
+            W=t.warps, STAGES=t.stages, SPLITS=splits, BIAS=layer.biases is not None,
+            NORM=layer.head_norms is not None, PREFETCH=t.prefetch, PDL=self.overlap,
+            num_warps=t.warps, launch_pdl=self.overlap,
         )  # fmt: skip
 
     def _add(self, kind: str, rows: int, x: Tensor, weight: Tensor, norm: Tensor) -> None:
         n, k = weight.shape
         t = self.tiles(kind, rows, n, k)
-        residual_product_kernel[(math.ceil(n / t.bn), t.splits, math.ceil(rows / t.bm))](
+        residual_product_kernel[(math.ceil(rows / t.bm), math.ceil(n / t.bn), t.splits)](
             x, weight, self.h, norm, self.normed, self.squares, self.parts, self.arrivals, n, k,
             self.squares.stride(0), BN=t.bn, BM=t.bm, BK=t.bk, SPLITS=t.splits, EVEN_K=t.even(k),
             STAGES=t.stages, AHEAD=t.ahead_of(k), PDL=self.overlap, num_warps=t.warps,
@@ -182,7 +185,7 @@ class DecodeStack:
     def _gate(self, rows: int, layer: LayerWeights) -> None:
         n, k = layer.gate.shape
         t = self.tiles("gate_up", rows, 2 * n, k)
-        gated_product_kernel[(math.ceil(2 * n / t.bn), 1, math.ceil(rows / t.bm))](
+        gated_product_kernel[(math.ceil(rows / t.bm), math.ceil(2 * n / t.bn))](
             self.normed, self.squares, layer.gate, _distance(layer.gate, layer.up), self.gated, n, k,
             self.squares.stride(0), self.weights.eps, BN=t.bn, BM=t.bm, BK=t.bk, EVEN_K=t.even(k),
             TILES=self.square_tiles, TILES_POW2=triton.next_power_of_2(self.square_tiles), STAGES=t.stages,

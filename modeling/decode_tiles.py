@@ -1,18 +1,21 @@
-"""Tile shapes of the decode products: chosen by rule from the shapes alone, so that nothing is tuned at start-up.
+"""Tile shapes of the decode kernels: chosen by rule from the shapes alone, so that nothing is tuned at start-up.
 
-The rule was read off timings on an H200 (`benchmarks/RESULTS_decode.md`); other shapes follow by analogy, never fail.
+The rules were read off whole-step timings on an H200 (`benchmarks/RESULTS_decode.md`); other shapes follow by analogy.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-SLOTS = 264  # programs that run at once: two on each of an H200's 132 multiprocessors
+PROCESSORS = 132  # multiprocessors of an H100 or H200
+SMALL = 8 << 20  # weights of a product up to this many elements are bound by latency, not by bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
+    """Tiles of one product."""
+
     bn: int  # weight rows of a program
     bm: int  # activation rows
     bk: int
@@ -32,6 +35,39 @@ class Tiles:
         return k % self.bk == 0 and self.ahead_of(k) % self.bk == 0
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionTiles:
+    bn: int  # tokens of a tile
+    warps: int
+    stages: int  # the page numbers take half of them
+    target: int  # programs to cut the work into
+    prefetch: int  # tokens of an item asked for ahead of the wait
+
+
+# kind -> (bn, bk, splits, stages, warps, ahead), for few and for many weights.
+FEW_ROWS = {  # up to 32
+    "qkv": ((64, 64, 2, 2, 4, 512), (64, 64, 2, 3, 4, 512)),
+    "o": ((64, 64, 4, 2, 4, 512), (64, 64, 4, 3, 4, 512)),
+    "gate_up": ((64, 64, 1, 8, 4, 128), (64, 64, 1, 4, 4, 128)),
+    "down": ((64, 64, 4, 3, 4, 512), (64, 64, 6, 4, 4, 256)),
+    "head": ((64, 64, 1, 4, 4, 128), (64, 64, 1, 4, 4, 128)),
+}
+SOME_ROWS = {  # up to 64
+    "qkv": ((64, 64, 2, 2, 4, 512), (64, 64, 1, 8, 4, 128)),
+    "o": ((64, 64, 4, 2, 4, 512), (64, 128, 3, 3, 4, 256)),
+    "gate_up": ((64, 64, 1, 4, 4, 256), (128, 64, 1, 3, 4, 128)),
+    "down": ((64, 64, 6, 2, 4, 512), (64, 128, 3, 3, 4, 256)),
+    "head": ((64, 64, 1, 3, 4, 128), (64, 64, 1, 3, 4, 128)),
+}
+MANY_ROWS = {
+    "qkv": ((64, 64, 1, 3, 4, 128), (64, 64, 1, 3, 4, 128)),
+    "o": ((64, 64, 2, 3, 8, 64), (64, 64, 2, 3, 8, 64)),
+    "gate_up": ((128, 64, 1, 4, 8, 64), (128, 64, 1, 4, 8, 64)),
+    "down": ((64, 64, 3, 3, 4, 64), (64, 64, 3, 3, 4, 64)),
+    "head": ((128, 64, 1, 4, 8, 64), (128, 64, 1, 4, 8, 64)),
+}
+
+
 def rows_tile(rows: int) -> int:
     """BM: the least of 16, 32, 64, 128 that holds all rows; more rows take several tiles of 128."""
     return next(bm for bm in (16, 32, 64, 128) if rows <= bm or bm == 128)
@@ -40,20 +76,24 @@ def rows_tile(rows: int) -> int:
 def product_tiles(kind: str, rows: int, n: int, k: int, itemsize: int, divisor: int = 0) -> Tiles:
     """Tiles of one product [rows, k] x [n, k]ᵀ; kind: qkv, o, gate_up (n counts both), down or head.
 
-    divisor: what bn must divide, 0 if nothing.
+    divisor: what bn must divide, 0 if nothing. fp32 takes half the columns, for the same bytes.
     """
     bm = rows_tile(rows)
-    bn = 128 if kind == "head" else 64
+    table = FEW_ROWS if bm <= 32 else SOME_ROWS if bm == 64 else MANY_ROWS
+    bn, bk, splits, stages, warps, ahead = table[kind][n * k > SMALL]
     if divisor:
-        bn = min(bn, math.gcd(divisor, bn))
-    bk = 128 // (itemsize // 2)
-    stages = {16: 4, 32: 4, 64: 4, 128: 3}[bm]
-    if kind == "head" and bm >= 64:
-        bk //= 2
-    tiles = math.ceil(n / bn) * math.ceil(rows / bm)
-    splits = 1
-    if kind in ("qkv", "o", "down"):
-        most = max(1, math.ceil(k / bk) // 2)
-        splits = max(1, min(8, most, round(SLOTS / tiles / 1.5)))
-    splits = math.ceil(math.ceil(k / bk) / math.ceil(math.ceil(k / bk) / splits))  # no empty last split
-    return Tiles(bn, bm, bk, splits, stages, 8 if bm == 128 else 4, 2 * bk)
+        bn = math.gcd(divisor, bn)
+    tiles = Tiles(bn, bm, bk, 1, stages, warps, ahead)
+    if itemsize == 4:
+        tiles = replace(tiles, bk=bk // 2, ahead=ahead // 4, stages=min(stages, 3))
+    steps = math.ceil(k / tiles.bk)
+    return replace(tiles, splits=math.ceil(steps / math.ceil(steps / splits)))  # no empty last split
+
+
+def attention_tiles(rows: int, kv_heads: int, itemsize: int) -> AttentionTiles:
+    """One wave of programs where the rows fill it about once: two of four warps on a multiprocessor, or four of two."""
+    if itemsize == 4:
+        return AttentionTiles(bn=32, warps=2, stages=3, target=4 * PROCESSORS, prefetch=0)
+    if 2 * PROCESSORS < rows * kv_heads <= 4 * PROCESSORS:
+        return AttentionTiles(bn=32, warps=2, stages=7, target=4 * PROCESSORS, prefetch=128)
+    return AttentionTiles(bn=64, warps=4, stages=7, target=2 * PROCESSORS, prefetch=0)

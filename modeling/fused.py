@@ -2,8 +2,9 @@
 
 `decode_weights` reads a model of a family whose layers are exactly what `modeling.decode_stack` restates (Qwen3, Qwen2,
 Llama: RMSNorm, rotary grouped-query attention, gated silu MLP) and refuses every other with the reason, so that the
-caller can let the model's own modules run instead. `fused_view` joins weights that lie next to each other in ZeRO's
-flat buffer into one matrix without a copy. Addresses stay across optimizer steps; `check_addresses` proves it.
+caller can let the model's own modules run instead. The kernels reach q, k, v and gate, up from one base address by
+their distances, so they read ZeRO's flat buffer as one matrix and need no adjacency. Addresses stay across optimizer
+steps; `check_addresses` proves it.
 """
 
 from __future__ import annotations
@@ -126,25 +127,6 @@ def _plain_linear(module: nn.Module, name: str, *, bias: bool) -> None:
         raise UnsupportedModel(f"{name} {'lacks' if bias else 'has'} a bias")
     if not module.weight.is_contiguous():
         raise UnsupportedModel(f"{name}.weight is not contiguous")
-
-
-def fused_view(*weights: Tensor) -> Tensor | None:
-    """[sum of out, in] over the memory of weights [out, in] that lie one behind another; None where they do not.
-
-    ZeRO's flat buffer holds parameters in module order, so q, k, v are adjacent where they have no biases, and gate
-    and up always; `round_robin_gradients` or frozen weights break that.
-    """
-    first = weights[0]
-    end = first.data_ptr()
-    for weight in weights:
-        same = weight.dtype == first.dtype and weight.shape[1:] == first.shape[1:] and weight.is_contiguous()
-        if not same or weight.data_ptr() != end:
-            return None
-        if weight.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
-            return None  # adjacent by chance in two allocations: a view must not reach across
-        end += weight.numel() * weight.element_size()
-    rows = sum(weight.shape[0] for weight in weights)
-    return first.as_strided((rows, first.shape[1]), (first.shape[1], 1))
 
 
 def check_addresses(model: nn.Module, expected: tuple[int, ...]) -> None:

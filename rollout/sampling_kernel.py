@@ -116,11 +116,11 @@ def head_kernel(
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr, TILES: tl.constexpr,
     TILES_POW2: tl.constexpr, SAMPLE: tl.constexpr, TEMPERED: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Pass one inside the LM head's product, final norm included.  grid (ceil(V / BN), 1, rows / BM)
+    """Pass one inside the LM head's product, final norm included.  grid (rows / BM, ceil(V / BN))
 
     x: h * norm [rows, K]; squares: see `modeling.decode_products`; w [V, K].
     """
-    block, m0 = tl.program_id(0), tl.program_id(2) * BM
+    block, m0 = tl.program_id(1), tl.program_id(0) * BM
     token = block * BN + tl.arange(0, BN)
     valid = token < V
     offsets = tl.minimum(token, V - 1).to(tl.int64) * K
@@ -195,27 +195,24 @@ class HeadSampler:
     draws: tokens and log-probs' bits of the last launch  # [2, max_rows] int32
     """
 
-    def __init__(self, stack: DecodeStack, temperature: float, max_rows: int):
-        self.stack, self.temperature = stack, temperature
+    def __init__(self, stack: DecodeStack, max_rows: int):
+        self.stack = stack
         self.vocab, self.hidden = stack.weights.head.shape
-        least = min(self.tiles(rows).bn for rows in (1, max_rows))
-        blocks = triton.cdiv(self.vocab, least)
+        blocks = triton.cdiv(self.vocab, 32)  # no tile has fewer weight rows
         self.parts = torch.empty(FIELDS * blocks * max_rows, dtype=torch.float32, device=stack.device)
         self.draws = torch.zeros(2, max_rows, dtype=torch.int32, device=stack.device)
 
-    def tiles(self, rows: int) -> Tiles:
-        return self.stack.tiles("head", rows, self.vocab, self.hidden)
-
-    def launch(self, rows: int) -> None:
-        stack, t = self.stack, self.tiles(rows)
+    def launch(self, rows: int, temperature: float) -> None:
+        stack = self.stack
+        t = stack.tiles("head", rows, self.vocab, self.hidden)
         blocks = triton.cdiv(self.vocab, t.bn)
         step = stack.step
-        head_kernel[(blocks, 1, triton.cdiv(rows, t.bm))](
+        head_kernel[(triton.cdiv(rows, t.bm), blocks)](
             stack.normed, stack.squares, stack.weights.head, step[KEY0], step[POSITION], self.parts, rows, self.vocab,
             self.hidden, stack.squares.stride(0), step.stride(0), blocks * rows, blocks, stack.weights.eps,
-            self.temperature, BN=t.bn, BM=t.bm, BK=t.bk, EVEN_K=t.even(self.hidden),
+            temperature, BN=t.bn, BM=t.bm, BK=t.bk, EVEN_K=t.even(self.hidden),
             TILES=stack.square_tiles, TILES_POW2=triton.next_power_of_2(stack.square_tiles),
-            SAMPLE=self.temperature > 0, TEMPERED=self.temperature not in (0.0, 1.0), FAST=step.is_cuda, STAGES=t.stages,
+            SAMPLE=temperature > 0, TEMPERED=temperature not in (0.0, 1.0), FAST=step.is_cuda, STAGES=t.stages,
             AHEAD=t.ahead_of(self.hidden), PDL=stack.overlap, num_warps=t.warps,
             launch_pdl=stack.overlap,
         )  # fmt: skip

@@ -1,16 +1,13 @@
 """Importing this lets the Triton kernels run on CPU, in Triton's interpreter; with a GPU it changes nothing.
 
-Import it before any kernel. Without triton the importing test module is skipped.
+`conftest.py` has asked for the interpreter before triton was first imported. Without triton the importing test module
+is skipped.
 """
-
-import os
 
 import pytest
 import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="triton is not installed; the kernels have no other implementation to test")
 
 from triton.runtime import interpreter  # noqa: E402
