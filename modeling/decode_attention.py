@@ -102,33 +102,27 @@ def _merge(
     out, parts_ptr, sums_ptr, head, count, first,
     HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Join the parts of a row's group of heads, eight at a time, in the order of the items."""
+    """Join the parts of a row's group of heads in the order of the items; the reads of four go out together."""
     query = tl.arange(0, BH)
-    real = query < GROUP
     inside = query[:, None] * D + tl.arange(0, D)[None, :]
-    eight = tl.arange(0, 8)
     top = tl.full((BH,), NONE, tl.float32)
     total = tl.zeros((BH,), tl.float32)
     acc = tl.zeros((BH, D), tl.float32)
-    for piece in range(0, count, 8):
-        mask = (piece + eight < count)[:, None] & real[None, :]  # [8, BH]
-        cell = (first + piece + eight) * HEADS + head
-        its_top = tl.load(
-            sums_ptr + cell[:, None] * (2 * GROUP) + query[None, :], mask=mask, other=NONE, cache_modifier=".cg"
-        )  # fmt: skip
-        its_total = tl.load(
-            sums_ptr + cell[:, None] * (2 * GROUP) + GROUP + query[None, :], mask=mask, other=0.0, cache_modifier=".cg"
-        )  # fmt: skip
-        parts = tl.load(
-            parts_ptr + cell[:, None, None] * (GROUP * D) + inside[None, :, :], mask=mask[:, :, None], other=0.0,
-            cache_modifier=".cg",
-        )  # fmt: skip
-        peak = tl.maximum(top, tl.max(its_top, axis=0))
-        fade, its_fade = tl.exp2(top - peak), tl.exp2(its_top - peak[None, :])
-        acc = acc * fade[:, None] + tl.sum(parts * its_fade[:, :, None], axis=0)
-        total = total * fade + tl.sum(its_total * its_fade, axis=0)
-        top = peak
-    tl.store(out, acc / tl.where(real, total, 1.0)[:, None], mask=real[:, None])
+    for base in range(0, count, 4):
+        for ahead in tl.static_range(4):
+            piece = base + ahead
+            real = (query < GROUP) & (piece < count)
+            cell = (first + piece) * HEADS + head
+            sums = sums_ptr + cell * (2 * GROUP) + query
+            part = tl.load(parts_ptr + cell * (GROUP * D) + inside, mask=real[:, None], other=0.0, cache_modifier=".cg")
+            its_top = tl.load(sums, mask=real, other=NONE, cache_modifier=".cg")
+            its_total = tl.load(sums + GROUP, mask=real, other=0.0, cache_modifier=".cg")
+            peak = tl.maximum(top, its_top)
+            fade, its_fade = tl.exp2(top - peak), tl.exp2(its_top - peak)
+            acc = acc * fade[:, None] + part * its_fade[:, None]
+            total = total * fade + its_total * its_fade
+            top = peak
+    tl.store(out, acc / tl.where(query < GROUP, total, 1.0)[:, None], mask=(query < GROUP)[:, None])
 
 
 @triton.jit

@@ -1,18 +1,14 @@
-"""The four matrix products of a decode step as Triton kernels, each with the pointwise work around it.
+"""The matrix products of a decode step as Triton kernels, and the residual sum and norm between them.
 
 For few rows a product is the reading of its weight W [N, K] once, so a program takes BN weight rows (the tile's M
-side, which the tensor cores want large) against BM activation rows, and the work between two products rides along:
-- `normed_product_kernel`: y = rmsnorm(h) Wᵀ, as unsummed split-K parts in fp32 (the attention kernel sums them);
-- `gated_product_kernel`: silu(rmsnorm(h) Gᵀ) * (rmsnorm(h) Uᵀ);
-- `residual_product_kernel`: h += x Wᵀ; the last split of a tile to arrive sums all, in fixed order.
+side, which the tensor cores want large) against BM activation rows. `split_product_kernel` divides the k range among
+programs and leaves the parts, in fp32, for the next kernel to sum: the attention for q, k, v; `join_kernel` for the
+other two, which also adds the residual and norms the row for the next product. That small kernel costs little: the
+product after it reads its first weights meanwhile (`modeling.overlap`). `gated_product_kernel` ends in silu(g) * u.
 
-RMSNorm without a pass of its own: rmsnorm(h) Wᵀ = ((h * norm) Wᵀ) / rms(h). Whoever writes h also writes h * norm and
-the sums of squares of its tile's columns, so the next product only scales its result. Rounding points are those of
-Hugging Face's modules in the model dtype, except that h * norm is rounded once where the module rounds twice.
-
-Tiles of rows come first in the grid, so that those that share weights run together. Rows are not masked:
-activation buffers hold a multiple of BM rows. Left out: biases (q/k/v biases are added by the
-attention kernel), other activations than silu.
+Rounding points are those of Hugging Face's modules in the model dtype. Tiles of rows come first in the grid, so that
+those that share weights run together. Rows are not masked: activation buffers hold a multiple of BM rows. Left out:
+biases (those of q, k, v are added by the attention kernel), other activations than silu.
 """
 
 from __future__ import annotations
@@ -58,16 +54,6 @@ def accumulate(
 
 
 @triton.jit
-def inverse_rms(squares_ptr, rows, stride, width, eps, TILES: tl.constexpr, TILES_POW2: tl.constexpr):
-    """1 / sqrt(mean of squares + eps) of each row, from the sums its writer left per tile of columns.  # [BM]"""
-    tiles = tl.arange(0, TILES_POW2)
-    parts = tl.load(
-        squares_ptr + tiles[:, None] * stride + rows[None, :], mask=(tiles < TILES)[:, None], other=0.0
-    )  # [TILES_POW2, BM]
-    return tl.rsqrt(tl.sum(parts, axis=0) / width + eps)
-
-
-@triton.jit
 def split_range(split, K, BK: tl.constexpr, SPLITS: tl.constexpr):
     """The k range [first, stop) of one split, in whole tiles of BK."""
     each = tl.cdiv(tl.cdiv(K, BK), SPLITS) * BK
@@ -75,41 +61,38 @@ def split_range(split, K, BK: tl.constexpr, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def normed_product_kernel(
-    x_ptr, squares_ptr, q_ptr, k_from_q, v_from_q, out_ptr, N_Q, N_KV, K, stride_squares, stride_split, eps,
+def split_product_kernel(
+    x_ptr, w_ptr, second_from_first, third_from_first, out_ptr, N, N_FIRST, N_SECOND, K, stride_split,
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, EVEN_K: tl.constexpr,
-    TILES: tl.constexpr, TILES_POW2: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Parts of rmsnorm(h) [Wq; Wk; Wv]ᵀ.  grid (rows / BM, N / BN, SPLITS); out [SPLITS, rows, N_Q + 2 N_KV] fp32
+    """Parts of x Wᵀ, W up to three matrices one on top of the other.  grid (rows / BM, ceil(N / BN), SPLITS)
 
-    x: h * norm [rows, K]; squares [TILES, stride_squares]; k_from_q, v_from_q: element distance of the weights of k
-    and v from that of q, so that no adjacency is needed. BN divides N_Q and N_KV.
+    x [rows, K]; out [SPLITS, rows, N] fp32. The matrices have N_FIRST, N_SECOND and the rest of the N rows; the second
+    and third start so many elements from the first. Where there are several, BN divides each one's rows.
     """
     n0, m0, split = tl.program_id(1) * BN, tl.program_id(0) * BM, tl.program_id(2)
     first, stop = split_range(split, K, BK, SPLITS)
-    width = N_Q + 2 * N_KV
-    in_k = n0 >= N_Q
-    in_v = n0 >= N_Q + N_KV
-    start = tl.where(in_v, v_from_q, tl.where(in_k, k_from_q, 0))
-    local = n0 - tl.where(in_v, N_Q + N_KV, tl.where(in_k, N_Q, 0))
-    offsets = start + (local + tl.arange(0, BN)).to(tl.int64) * K
-    mask = tl.full((BN,), 1, tl.int1)
-    early = early_weights(q_ptr, offsets, mask, first, AHEAD)
-    begin(PDL)
-    acc = accumulate(early, x_ptr, q_ptr, offsets, mask, m0, first, stop, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
-    rows = m0 + tl.arange(0, BM)
-    acc *= inverse_rms(squares_ptr, rows, stride_squares, K, eps, TILES, TILES_POW2)[None, :]
+    in_second, in_third = n0 >= N_FIRST, n0 >= N_FIRST + N_SECOND
+    start = tl.where(in_third, third_from_first, tl.where(in_second, second_from_first, 0))
+    local = n0 - tl.where(in_third, N_FIRST + N_SECOND, tl.where(in_second, N_FIRST, 0))
     columns = n0 + tl.arange(0, BN)
-    tl.store(out_ptr + split * stride_split + rows[None, :] * width + columns[:, None], acc)
+    mask = columns < N
+    offsets = start + (local + tl.arange(0, BN)).to(tl.int64) * K
+    early = early_weights(w_ptr, offsets, mask, first, AHEAD)
+    begin(PDL)
+    acc = accumulate(early, x_ptr, w_ptr, offsets, mask, m0, first, stop, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
+    rows = m0 + tl.arange(0, BM)
+    tl.store(out_ptr + split * stride_split + rows[None, :] * N + columns[:, None], acc, mask=mask[:, None])
 
 
 @triton.jit
 def gated_product_kernel(
-    x_ptr, squares_ptr, gate_ptr, up_from_gate, out_ptr, N, K, stride_squares, eps,
-    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr,
-    TILES: tl.constexpr, TILES_POW2: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, gate_ptr, up_from_gate, out_ptr, N, K,
+    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr,
+    AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """silu(rmsnorm(h) Gᵀ) * (rmsnorm(h) Uᵀ).  grid (rows / BM, ceil(N / (BN / 2))); out [rows, N] model dtype
+    """silu(x Gᵀ) * (x Uᵀ).  grid (rows / BM, ceil(N / (BN / 2))); out [rows, N] model dtype
 
     Weight rows alternate in a tile, gate and up of one output column, so that both end in one program.
     """
@@ -118,68 +101,43 @@ def gated_product_kernel(
     lane = tl.arange(0, BN)
     pair = n0 + lane // 2
     mask = pair < N
-    offsets = tl.minimum(pair, N - 1).to(tl.int64) * K + (lane % 2).to(tl.int64) * up_from_gate
+    offsets = pair.to(tl.int64) * K + (lane % 2).to(tl.int64) * up_from_gate
     early = early_weights(gate_ptr, offsets, mask, 0, AHEAD)
     begin(PDL)
     acc = accumulate(early, x_ptr, gate_ptr, offsets, mask, m0, 0, K, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
-    rows = m0 + tl.arange(0, BM)
-    acc *= inverse_rms(squares_ptr, rows, stride_squares, K, eps, TILES, TILES_POW2)[None, :]
     gate, up = tl.split(tl.permute(tl.reshape(acc, (half, 2, BM)), (0, 2, 1)))  # each [half, BM]
     dtype = out_ptr.dtype.element_ty
     gate = gate.to(dtype).to(tl.float32)
     silu = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
-    columns = n0 + tl.arange(0, half)
+    rows, columns = m0 + tl.arange(0, BM), n0 + tl.arange(0, half)
     product = (silu * up.to(dtype).to(tl.float32)).to(dtype)
     tl.store(out_ptr + rows[None, :] * N + columns[:, None], product, mask=(columns < N)[:, None])
 
 
 @triton.jit
-def _add_to_residual(total, h_ptr, norm_ptr, normed_ptr, squares_ptr, tile, columns, rows, mask, N, stride_squares):
-    """h += total; also h * norm for the next product, and this tile's sums of squares."""
-    dtype = h_ptr.dtype.element_ty
-    where = rows[None, :] * N + columns[:, None]
-    before = tl.load(h_ptr + where, mask=mask[:, None], other=0.0).to(tl.float32)
-    h = (before + total.to(dtype).to(tl.float32)).to(dtype)
-    tl.store(h_ptr + where, h, mask=mask[:, None])
+def rms_norm(h, norm_ptr, columns, mask, N, eps):
+    """RMSNorm of one row in the model dtype, rounded where Hugging Face's modules round.  # h [BLOCK]"""
     h32 = h.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(h32 * h32, axis=0) / N + eps)
     norm = tl.load(norm_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-    tl.store(normed_ptr + where, (h32 * norm[:, None]).to(dtype), mask=mask[:, None])
-    tl.store(squares_ptr + tile * stride_squares + rows, tl.sum(h32 * h32, axis=0))
+    return ((h32 * scale).to(h.dtype).to(tl.float32) * norm).to(h.dtype)
 
 
 @triton.jit
-def residual_product_kernel(
-    x_ptr, w_ptr, h_ptr, norm_ptr, normed_ptr, squares_ptr, parts_ptr, arrivals_ptr, N, K, stride_squares,
-    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, EVEN_K: tl.constexpr,
-    STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+def join_kernel(
+    parts_ptr, h_ptr, norm_ptr, x_ptr, N, stride_split, eps,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """h += x Wᵀ in place, and h * norm and the sums of squares.  grid (rows / BM, ceil(N / BN), SPLITS)
-
-    x [rows, K]; h, normed [rows, N]; squares [tiles, stride_squares] fp32; parts: scratch, BN * BM fp32 a program;
-    arrivals: one int32 per tile, 0 before and after.
-    """
-    m_tile, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first, stop = split_range(split, K, BK, SPLITS)
-    columns = tile * BN + tl.arange(0, BN)
+    """h += the sum of a product's parts, in order; x = rmsnorm(h).  grid (rows,); parts [SPLITS, rows, N] fp32"""
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
     mask = columns < N
-    offsets = tl.minimum(columns, N - 1).to(tl.int64) * K
-    early = early_weights(w_ptr, offsets, mask, first, AHEAD)
+    at = row * N + columns
     begin(PDL)
-    acc = accumulate(early, x_ptr, w_ptr, offsets, mask, m_tile * BM, first, stop, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
-    rows = m_tile * BM + tl.arange(0, BM)
-    if SPLITS == 1:
-        _add_to_residual(acc, h_ptr, norm_ptr, normed_ptr, squares_ptr, tile, columns, rows, mask, N, stride_squares)
-    else:
-        cell = m_tile * tl.num_programs(1) + tile
-        inside = tl.arange(0, BN)[:, None] * BM + tl.arange(0, BM)[None, :]
-        block = parts_ptr + cell * (SPLITS * BN * BM) + inside
-        tl.store(block + split * (BN * BM), acc)
-        tl.debug_barrier()  # all threads' parts are written before the arrival is announced
-        if tl.atomic_add(arrivals_ptr + cell, 1, sem="acq_rel") == SPLITS - 1:
-            tl.store(arrivals_ptr + cell, 0)
-            total = tl.zeros((BN, BM), tl.float32)
-            for other in tl.static_range(SPLITS):
-                total += tl.load(block + other * (BN * BM), cache_modifier=".cg")
-            _add_to_residual(
-                total, h_ptr, norm_ptr, normed_ptr, squares_ptr, tile, columns, rows, mask, N, stride_squares
-            )
+    before = tl.load(h_ptr + at, mask=mask, other=0.0)
+    total = tl.load(parts_ptr + at, mask=mask, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(parts_ptr + split * stride_split + at, mask=mask, other=0.0)
+    h = (before.to(tl.float32) + total.to(before.dtype).to(tl.float32)).to(before.dtype)
+    tl.store(h_ptr + at, h, mask=mask)
+    tl.store(x_ptr + at, rms_norm(h, norm_ptr, columns, mask, N, eps), mask=mask)

@@ -1,7 +1,7 @@
 """One decode step of a whole model, from token ids to the normed hidden states, as a fixed list of kernel launches.
 
-Per layer five kernels: q/k/v product, attention, output product, gated product, down product; a sixth kind opens the
-step (embeddings, page tables, the plan of the attention). They restate Qwen3's, Qwen2's and Llama's decoder layer over
+Per layer seven kernels: q/k/v product, attention, output product, residual and norm, gated product, down product,
+residual and norm. One more opens the step: embeddings, first norm, page tables, the plan of the attention. They restate Qwen3's, Qwen2's and Llama's decoder layer over
 the model's live weights, with the modules' rounding points; `tests/test_decode_stack.py` holds them to the modules.
 
 Invariants: `launch` allocates nothing and reads no value on the host, so it can be captured; every kernel follows the
@@ -19,21 +19,22 @@ from torch import Tensor
 
 from modeling.decode_attention import decode_attention_kernel
 from modeling.decode_plan import plan_items
-from modeling.decode_products import gated_product_kernel, normed_product_kernel, residual_product_kernel
+from modeling.decode_products import gated_product_kernel, join_kernel, rms_norm, split_product_kernel
 from modeling.decode_tiles import AttentionTiles, Tiles, attention_tiles, product_tiles, rows_tile
 from modeling.fused import DecodeWeights, LayerWeights
 
 # Rows of the step buffer, each one int32 per decoding row.
 TOKEN, POSITION, KEY0, KEY1, SLOT, PAGE = range(6)
 MOST_PROGRAMS = 1024  # that a row's past may be cut into, over all rows and heads
+MOST_SPLITS = 16  # of a product's k range
 LAST_DRAW = -1  # token that means: the one drawn last in this slot
 
 
 @triton.jit
 def open_step_kernel(
-    step_ptr, last_ptr, table_ptr, embedding_ptr, norm_ptr, h_ptr, normed_ptr, squares_ptr,
-    items_ptr, first_ptr, count_ptr, rows, kv_heads, target, stride_step, stride_table, stride_squares, K,
-    BLOCK_K: tl.constexpr, TILES: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, ITEMS: tl.constexpr,
+    step_ptr, last_ptr, table_ptr, embedding_ptr, norm_ptr, h_ptr, normed_ptr,
+    items_ptr, first_ptr, count_ptr, rows, kv_heads, target, stride_step, stride_table, K, eps,
+    BLOCK_K: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, ITEMS: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
     """Embeddings, the page of the new token, and the attention's plan.  grid (rows + 1,); the last program plans."""
@@ -53,13 +54,8 @@ def open_step_kernel(
         column = tl.arange(0, BLOCK_K)
         mask = column < K
         h = tl.load(embedding_ptr + token.to(tl.int64) * K + column, mask=mask, other=0.0)
-        norm = tl.load(norm_ptr + column, mask=mask, other=0.0).to(tl.float32)
-        h32 = h.to(tl.float32)
         tl.store(h_ptr + row * K + column, h, mask=mask)
-        tl.store(normed_ptr + row * K + column, (h32 * norm).to(h.dtype), mask=mask)
-        total = tl.sum(h32 * h32)
-        for tile in tl.static_range(TILES):
-            tl.store(squares_ptr + tile * stride_squares + row, total if tile == 0 else 0.0)
+        tl.store(normed_ptr + row * K + column, rms_norm(h, norm_ptr, column, mask, K, eps), mask=mask)
 
 
 class DecodeStack:
@@ -99,11 +95,9 @@ class DecodeStack:
         self.normed = zeros(self.rows, self.hidden, dtype=self.dtype)
         self.attended = zeros(self.rows, w.heads * w.head_size, dtype=self.dtype)
         self.gated = zeros(self.rows, self.inner, dtype=self.dtype)
-        self.square_tiles = math.ceil(self.hidden / 64)
-        self.squares = zeros(self.square_tiles, self.rows, dtype=torch.float32)
-        self.qkv = zeros(8, self.rows, self.width, dtype=torch.float32)
-        self.parts = zeros(16 * self.square_tiles * 64 * self.rows, dtype=torch.float32)
-        self.arrivals = zeros(max(self.square_tiles * self.rows // 16, max_rows * w.kv_heads), dtype=torch.int32)
+        self.qkv = zeros(MOST_SPLITS, self.rows, self.width, dtype=torch.float32)
+        self.parts = zeros(MOST_SPLITS, self.rows, self.hidden, dtype=torch.float32)
+        self.arrivals = zeros(max_rows * w.kv_heads, dtype=torch.int32)
         self.plan = zeros(3, self.items, dtype=torch.int32)
         self.first, self.count = zeros(max_rows, dtype=torch.int32), zeros(max_rows, dtype=torch.int32)
         self.item_parts = zeros(self.items, w.heads, w.head_size, dtype=torch.float32)
@@ -120,40 +114,49 @@ class DecodeStack:
         return self.attention_override or attention_tiles(rows, self.weights.kv_heads, self.element_size)
 
     def launch(self, rows: int) -> None:
-        """All kernels of one step over the first `rows` rows of `step`; leaves `normed` and `squares` of the end."""
-        layers = self.weights.layers
+        """All kernels of one step over the first `rows` rows of `step`; leaves the last layer's output, normed."""
+        layers, w = self.weights.layers, self.weights
+        wide, narrow = w.heads * w.head_size, w.kv_heads * w.head_size
         self._open(rows)
         for index, layer in enumerate(layers):
-            after = layers[index + 1].input_norm if index + 1 < len(layers) else self.weights.norm
-            splits = self._qkv(rows, layer)
+            after = layers[index + 1].input_norm if index + 1 < len(layers) else w.norm
+            splits = self._product("qkv", rows, self.normed, (layer.q, layer.k, layer.v), math.gcd(wide, narrow))
             self._attend(rows, index, layer, splits)
-            self._add("o", rows, self.attended, layer.o, layer.post_norm)
+            self._join(rows, self._product("o", rows, self.attended, (layer.o,)), layer.post_norm)
             self._gate(rows, layer)
-            self._add("down", rows, self.gated, layer.down, after)
+            self._join(rows, self._product("down", rows, self.gated, (layer.down,)), after)
 
     def _open(self, rows: int) -> None:
         t = self.attention_tiles(rows)
         open_step_kernel[(rows + 1,)](
             self.step, self.last, self.table, self.weights.embedding, self.weights.layers[0].input_norm, self.h,
-            self.normed, self.squares, self.plan, self.first, self.count, rows, self.weights.kv_heads, t.target,
-            self.step.stride(0), self.table.stride(0), self.squares.stride(0), self.hidden,
-            BLOCK_K=triton.next_power_of_2(self.hidden), TILES=self.square_tiles, P=self.page_size,
+            self.normed, self.plan, self.first, self.count, rows, self.weights.kv_heads, t.target,
+            self.step.stride(0), self.table.stride(0), self.hidden, self.weights.eps,
+            BLOCK_K=triton.next_power_of_2(self.hidden), P=self.page_size,
             ROWS=triton.next_power_of_2(rows), ITEMS=self.items, BN=t.bn, num_warps=4,
         )  # fmt: skip
 
-    def _qkv(self, rows: int, layer: LayerWeights) -> int:
-        w, k = self.weights, self.hidden
-        wide, narrow = w.heads * w.head_size, w.kv_heads * w.head_size
-        t = self.tiles("qkv", rows, self.width, k, math.gcd(wide, narrow))
-        normed_product_kernel[(math.ceil(rows / t.bm), self.width // t.bn, t.splits)](
-            self.normed, self.squares, layer.q, _distance(layer.q, layer.k), _distance(layer.q, layer.v), self.qkv,
-            wide, narrow, k, self.squares.stride(0), self.qkv.stride(0), w.eps,
-            BN=t.bn, BM=t.bm, BK=t.bk, SPLITS=t.splits, EVEN_K=t.even(k), TILES=self.square_tiles,
-            TILES_POW2=triton.next_power_of_2(self.square_tiles), STAGES=t.stages,
-            AHEAD=t.ahead_of(k), PDL=self.overlap, num_warps=t.warps,
-            launch_pdl=self.overlap,
+    def _product(self, kind: str, rows: int, x: Tensor, weights: tuple[Tensor, ...], divisor: int = 0) -> int:
+        """Leaves the parts of x times the weights in `qkv` or `parts`; returns how many."""
+        n, k = sum(weight.shape[0] for weight in weights), x.shape[1]
+        t = self.tiles(kind, rows, n, k, divisor)
+        out = self.qkv if kind == "qkv" else self.parts
+        first, second, third = (*weights, weights[0], weights[0])[:3]
+        heights = (first.shape[0], second.shape[0]) if len(weights) == 3 else (n, 0)
+        split_product_kernel[(math.ceil(rows / t.bm), math.ceil(n / t.bn), t.splits)](
+            x, first, _distance(first, second), _distance(first, third), out, n, *heights, k, out.stride(0),
+            BN=t.bn, BM=t.bm, BK=t.bk, SPLITS=t.splits, EVEN_K=t.even(k), STAGES=t.stages, AHEAD=t.ahead_of(k),
+            PDL=self.overlap, num_warps=t.warps, launch_pdl=self.overlap,
         )  # fmt: skip
         return t.splits
+
+    def _join(self, rows: int, splits: int, norm: Tensor) -> None:
+        block = triton.next_power_of_2(self.hidden)
+        join_kernel[(rows,)](
+            self.parts, self.h, norm, self.normed, self.hidden, self.parts.stride(0), self.weights.eps,
+            BLOCK=block, SPLITS=splits, PDL=self.overlap, num_warps=min(8, max(1, block // 256)),
+            launch_pdl=self.overlap,
+        )  # fmt: skip
 
     def _attend(self, rows: int, index: int, layer: LayerWeights, splits: int) -> None:
         w, kv = self.weights, self.kv[index]
@@ -172,24 +175,12 @@ class DecodeStack:
             num_warps=t.warps, launch_pdl=self.overlap,
         )  # fmt: skip
 
-    def _add(self, kind: str, rows: int, x: Tensor, weight: Tensor, norm: Tensor) -> None:
-        n, k = weight.shape
-        t = self.tiles(kind, rows, n, k)
-        residual_product_kernel[(math.ceil(rows / t.bm), math.ceil(n / t.bn), t.splits)](
-            x, weight, self.h, norm, self.normed, self.squares, self.parts, self.arrivals, n, k,
-            self.squares.stride(0), BN=t.bn, BM=t.bm, BK=t.bk, SPLITS=t.splits, EVEN_K=t.even(k),
-            STAGES=t.stages, AHEAD=t.ahead_of(k), PDL=self.overlap, num_warps=t.warps,
-            launch_pdl=self.overlap,
-        )  # fmt: skip
-
     def _gate(self, rows: int, layer: LayerWeights) -> None:
         n, k = layer.gate.shape
         t = self.tiles("gate_up", rows, 2 * n, k)
         gated_product_kernel[(math.ceil(rows / t.bm), math.ceil(2 * n / t.bn))](
-            self.normed, self.squares, layer.gate, _distance(layer.gate, layer.up), self.gated, n, k,
-            self.squares.stride(0), self.weights.eps, BN=t.bn, BM=t.bm, BK=t.bk, EVEN_K=t.even(k),
-            TILES=self.square_tiles, TILES_POW2=triton.next_power_of_2(self.square_tiles), STAGES=t.stages,
-            AHEAD=t.ahead_of(k), PDL=self.overlap, num_warps=t.warps,
+            self.normed, layer.gate, _distance(layer.gate, layer.up), self.gated, n, k, BN=t.bn, BM=t.bm, BK=t.bk,
+            EVEN_K=t.even(k), STAGES=t.stages, AHEAD=t.ahead_of(k), PDL=self.overlap, num_warps=t.warps,
             launch_pdl=self.overlap,
         )  # fmt: skip
 

@@ -46,31 +46,31 @@ class AttentionTiles:
 
 # kind -> (bn, bk, splits, stages, warps, ahead), for few and for many weights.
 FEW_ROWS = {  # up to 32
-    "qkv": ((64, 64, 2, 2, 4, 512), (64, 64, 2, 3, 4, 512)),
-    "o": ((64, 64, 4, 2, 4, 512), (64, 64, 4, 3, 4, 512)),
+    "qkv": ((64, 64, 2, 2, 4, 512), (64, 64, 3, 3, 4, 256)),
+    "o": ((64, 64, 4, 2, 4, 512), (64, 64, 6, 2, 4, 512)),
     "gate_up": ((64, 64, 1, 8, 4, 128), (64, 64, 1, 4, 4, 128)),
-    "down": ((64, 64, 4, 3, 4, 512), (64, 64, 6, 4, 4, 256)),
+    "down": ((64, 64, 4, 3, 4, 512), (64, 64, 9, 3, 4, 256)),
     "head": ((64, 64, 1, 4, 4, 128), (64, 64, 1, 4, 4, 128)),
 }
 SOME_ROWS = {  # up to 64
     "qkv": ((64, 64, 2, 2, 4, 512), (64, 64, 1, 8, 4, 128)),
     "o": ((64, 64, 4, 2, 4, 512), (64, 128, 3, 3, 4, 256)),
-    "gate_up": ((64, 64, 1, 4, 4, 256), (128, 64, 1, 3, 4, 128)),
+    "gate_up": ((64, 64, 1, 4, 4, 256), (128, 64, 1, 4, 4, 64)),
     "down": ((64, 64, 6, 2, 4, 512), (64, 128, 3, 3, 4, 256)),
-    "head": ((64, 64, 1, 3, 4, 128), (64, 64, 1, 3, 4, 128)),
+    "head": ((64, 64, 1, 3, 4, 128), (64, 64, 1, 3, 4, 64)),
 }
-MANY_ROWS = {
-    "qkv": ((64, 64, 1, 3, 4, 128), (64, 64, 1, 3, 4, 128)),
-    "o": ((64, 64, 2, 3, 8, 64), (64, 64, 2, 3, 8, 64)),
-    "gate_up": ((128, 64, 1, 4, 8, 64), (128, 64, 1, 4, 8, 64)),
-    "down": ((64, 64, 3, 3, 4, 64), (64, 64, 3, 3, 4, 64)),
-    "head": ((128, 64, 1, 4, 8, 64), (128, 64, 1, 4, 8, 64)),
+MANY_ROWS = {  # in tiles of 64
+    "qkv": ((64, 64, 1, 4, 4, 128), (64, 64, 1, 4, 4, 128)),
+    "o": ((64, 64, 1, 4, 4, 64), (64, 64, 1, 4, 4, 64)),
+    "gate_up": ((128, 64, 1, 3, 4, 64), (128, 64, 1, 3, 4, 64)),
+    "down": ((64, 64, 3, 3, 4, 128), (64, 64, 3, 3, 4, 128)),
+    "head": ((64, 64, 1, 3, 4, 64), (64, 64, 1, 3, 4, 64)),
 }
 
 
 def rows_tile(rows: int) -> int:
-    """BM: the least of 16, 32, 64, 128 that holds all rows; more rows take several tiles of 128."""
-    return next(bm for bm in (16, 32, 64, 128) if rows <= bm or bm == 128)
+    """BM: the least of 16, 32, 64 that holds all rows; more rows take several tiles of 64."""
+    return next(bm for bm in (16, 32, 64) if rows <= bm or bm == 64)
 
 
 def product_tiles(kind: str, rows: int, n: int, k: int, itemsize: int, divisor: int = 0) -> Tiles:
@@ -79,7 +79,7 @@ def product_tiles(kind: str, rows: int, n: int, k: int, itemsize: int, divisor: 
     divisor: what bn must divide, 0 if nothing. fp32 takes half the columns, for the same bytes.
     """
     bm = rows_tile(rows)
-    table = FEW_ROWS if bm <= 32 else SOME_ROWS if bm == 64 else MANY_ROWS
+    table = FEW_ROWS if rows <= 32 else SOME_ROWS if rows <= 64 else MANY_ROWS
     bn, bk, splits, stages, warps, ahead = table[kind][n * k > SMALL]
     if divisor:
         bn = math.gcd(divisor, bn)
@@ -91,9 +91,12 @@ def product_tiles(kind: str, rows: int, n: int, k: int, itemsize: int, divisor: 
 
 
 def attention_tiles(rows: int, kv_heads: int, itemsize: int) -> AttentionTiles:
-    """One wave of programs where the rows fill it about once: two of four warps on a multiprocessor, or four of two."""
+    """One wave of programs where rows times heads about fill one: one program a multiprocessor, two, or four small."""
+    pairs = rows * kv_heads
     if itemsize == 4:
         return AttentionTiles(bn=32, warps=2, stages=3, target=4 * PROCESSORS, prefetch=0)
-    if 2 * PROCESSORS < rows * kv_heads <= 4 * PROCESSORS:
-        return AttentionTiles(bn=32, warps=2, stages=7, target=4 * PROCESSORS, prefetch=128)
+    if PROCESSORS // 2 < pairs <= PROCESSORS:
+        return AttentionTiles(bn=64, warps=4, stages=9, target=PROCESSORS, prefetch=128)
+    if 2 * PROCESSORS < pairs <= 4 * PROCESSORS:
+        return AttentionTiles(bn=32, warps=2, stages=7, target=4 * PROCESSORS, prefetch=64)
     return AttentionTiles(bn=64, warps=4, stages=7, target=2 * PROCESSORS, prefetch=0)

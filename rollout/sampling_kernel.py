@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modeling.decode_products import accumulate, early_weights, inverse_rms
+from modeling.decode_products import accumulate, early_weights
 from modeling.decode_stack import KEY0, POSITION, SLOT, DecodeStack
 from modeling.decode_tiles import Tiles
 from modeling.overlap import begin
@@ -111,24 +111,18 @@ def logits_kernel(
 
 @triton.jit
 def head_kernel(
-    x_ptr, squares_ptr, w_ptr, keys_ptr, positions_ptr, out_ptr, rows_live, V, K, stride_squares, stride_keys,
-    stride_field, stride_row, eps, temperature,
-    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr, TILES: tl.constexpr,
-    TILES_POW2: tl.constexpr, SAMPLE: tl.constexpr, TEMPERED: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, w_ptr, keys_ptr, positions_ptr, out_ptr, rows_live, V, K, stride_keys, stride_field, stride_row,
+    temperature, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr, SAMPLE: tl.constexpr, TEMPERED: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Pass one inside the LM head's product, final norm included.  grid (rows / BM, ceil(V / BN))
-
-    x: h * norm [rows, K]; squares: see `modeling.decode_products`; w [V, K].
-    """
+    """Pass one inside the LM head's product x Wᵀ.  grid (rows / BM, ceil(V / BN)); x [rows, K], w [V, K]"""
     block, m0 = tl.program_id(1), tl.program_id(0) * BM
     token = block * BN + tl.arange(0, BN)
     valid = token < V
-    offsets = tl.minimum(token, V - 1).to(tl.int64) * K
+    offsets = token.to(tl.int64) * K
     early = early_weights(w_ptr, offsets, valid, 0, AHEAD)
     begin(PDL)
     acc = accumulate(early, x_ptr, w_ptr, offsets, valid, m0, 0, K, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
     rows = m0 + tl.arange(0, BM)
-    acc *= inverse_rms(squares_ptr, rows, stride_squares, K, eps, TILES, TILES_POW2)[None, :]
     logits = acc.to(x_ptr.dtype.element_ty).to(tl.float32)
     first, second = row_words(keys_ptr, positions_ptr, rows, stride_keys, rows < rows_live)
     _summarize(
@@ -190,7 +184,7 @@ def sample(logits: Tensor, keys: Tensor, positions: Tensor, temperature: float) 
 
 
 class HeadSampler:
-    """Final norm, LM head, sampling and feedback of the token, over the hidden states a `DecodeStack` leaves.
+    """LM head, sampling and feedback of the token, over the hidden states a `DecodeStack` leaves.
 
     draws: tokens and log-probs' bits of the last launch  # [2, max_rows] int32
     """
@@ -208,10 +202,8 @@ class HeadSampler:
         blocks = triton.cdiv(self.vocab, t.bn)
         step = stack.step
         head_kernel[(triton.cdiv(rows, t.bm), blocks)](
-            stack.normed, stack.squares, stack.weights.head, step[KEY0], step[POSITION], self.parts, rows, self.vocab,
-            self.hidden, stack.squares.stride(0), step.stride(0), blocks * rows, blocks, stack.weights.eps,
-            temperature, BN=t.bn, BM=t.bm, BK=t.bk, EVEN_K=t.even(self.hidden),
-            TILES=stack.square_tiles, TILES_POW2=triton.next_power_of_2(stack.square_tiles),
+            stack.normed, stack.weights.head, step[KEY0], step[POSITION], self.parts, rows, self.vocab, self.hidden,
+            step.stride(0), blocks * rows, blocks, temperature, BN=t.bn, BM=t.bm, BK=t.bk, EVEN_K=t.even(self.hidden),
             SAMPLE=temperature > 0, TEMPERED=temperature not in (0.0, 1.0), FAST=step.is_cuda, STAGES=t.stages,
             AHEAD=t.ahead_of(self.hidden), PDL=stack.overlap, num_warps=t.warps,
             launch_pdl=stack.overlap,

@@ -49,10 +49,9 @@ def decode(stack: DecodeStack, lines: list[list[int]], pages: list[list[int]]) -
             step = [line[position], position, 0, 0, row + 1, pages[row][position // PAGE]] if live else [0] * 6
             stack.step[:, row] = torch.tensor(step, dtype=torch.int32)
         stack.launch(len(lines))
-        scale = (stack.squares.sum(0) / stack.hidden + stack.weights.eps).rsqrt()
         for row, line in enumerate(lines):
             if position == len(line) - 1:
-                ends[row] = (stack.normed[row].float() * scale[row]).clone()
+                ends[row] = stack.normed[row].clone()
     return torch.stack(ends)
 
 
