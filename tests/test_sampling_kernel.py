@@ -1,12 +1,11 @@
-"""The Triton sampler agrees with the noise and the log-probs of plain torch (in Triton's interpreter without a GPU)."""
+"""The Triton sampler agrees with the noise and log-probs of plain torch (in Triton's interpreter without a GPU)."""
 
 import pytest
 import torch
 
+from rollout.noise import gumbel, row_key
+from rollout.sampling_kernel import sample
 from tests.interpreted import DEVICE
-
-from rollout.noise import gumbel, row_key  # noqa: E402
-from rollout.sampling_kernel import sample  # noqa: E402
 
 
 def signed(word: int) -> int:
