@@ -9,6 +9,7 @@ GPU is touched: settings, data, prompts, batch maths. Errors are one line on sta
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -16,8 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from config import Config, ConfigError, UserError, load_config
+from schema import differences, read_json
 
 USER_ERROR_STATUS = 2
+FIXED_BY_THE_CURSOR = (
+    "data.path", "data.shuffle", "train.seed", "rollout.trajectories_per_step", "rollout.samples_per_prompt",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,9 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--run-dir", metavar="DIR", help="where the run is written; default: runs/<config name>")
     parser.add_argument("--resume", action="store_true", help="continue the run in DIR from its newest checkpoint")
-    parser.add_argument(
-        "--local_rank", help=argparse.SUPPRESS
-    )  # DeepSpeed's launcher adds it; LOCAL_RANK says the same
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher adds it; we read LOCAL_RANK
     return parser
 
 
@@ -66,7 +69,7 @@ def _audit_parser() -> argparse.ArgumentParser:
 
 
 def _train(config: Config, run_dir: Path, resume: bool) -> None:
-    resume_from = _check_run_dir(run_dir, resume)
+    resume_from = _check_run_dir(config, run_dir, resume)
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     check_batch(config, world_size)
 
@@ -110,15 +113,24 @@ def _audit(args: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _check_run_dir(run_dir: Path, resume: bool) -> Path | None:
+def _check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     """The checkpoint to resume from. A folder that holds a run is never overwritten."""
     from checkpoint import CheckpointError, find_latest
 
+    if not resume:
+        if (run_dir / "metrics.jsonl").exists():
+            raise ConfigError("--run-dir", str(run_dir), "already holds a run; add --resume, or name another folder")
+        return None
     latest = find_latest(run_dir)
-    if resume and latest is None:
+    if latest is None:
         raise CheckpointError(f"{run_dir}: no complete checkpoint to resume from; start without --resume")
-    if not resume and (run_dir / "metrics.jsonl").exists():
-        raise ConfigError("--run-dir", str(run_dir), "already holds a run; add --resume, or name another folder")
+    changed = differences(read_json(run_dir / "config.json"), json.loads(config.to_json()))
+    for name, (before, now) in changed.items():
+        if name in FIXED_BY_THE_CURSOR:
+            raise ConfigError(name, now, f"was {before!r} in the run to resume, and fixes which problems are done; "
+                              f"set it back, or start a new run with model.path={latest}")  # fmt: skip
+        if os.environ.get("RANK", "0") == "0":
+            print(f"resuming with {name} changed from {before!r} to {now!r}", flush=True)
     return latest
 
 
@@ -252,8 +264,8 @@ def sample_with(engine: Any) -> Any:
     """The engine as the plain function that the trainer takes."""
     from rollout.engine import RolloutRequest
 
-    def sample(prompts: Any, prompt_indices: Any, step: int, sampling: Any) -> Any:
-        return engine.generate(RolloutRequest(prompts, prompt_indices, step), sampling)
+    def sample(prompts: Any, step: int, take: Any, sampling: Any) -> Any:
+        return engine.generate(RolloutRequest(prompts, step, take), sampling)
 
     return sample
 

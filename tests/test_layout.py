@@ -23,6 +23,8 @@ ALLOWED: dict[str, set[str] | None] = {
     "losses": {"config"},
     "checkpoint": {"config"},
     "audit": set(),
+    "interruption": set(),
+    "ranks": set(),
     "tools": {"config", "sandbox"},
     "reward": {"config", "rollout.records"},
     "data": {"config", "reward", "rollout.records"},
@@ -31,9 +33,12 @@ ALLOWED: dict[str, set[str] | None] = {
     "policy": {"config", "modeling", "rollout.records"},
     "update": {"config", "data", "losses", "modeling"},
     "evaluation": {"config", "reward", "rollout.records"},
-    "trainer": {"config", "checkpoint", "data", "evaluation", "report", "reward", "rollout.records", "update"},
+    "trainer": {
+        "config", "checkpoint", "data", "evaluation", "interruption", "ranks", "report", "reward", "rollout.records",
+        "update",
+    },
     "main": ANY_OF_OURS,
-}
+}  # fmt: skip
 # Where heavy libraries may come in.
 MAY_IMPORT = {"deepspeed": {"policy", "main"}}
 NO_TORCH = (

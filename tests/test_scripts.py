@@ -79,9 +79,10 @@ def test_two_agents_on_loopback_train_as_two_machines_would(tmp_path):
 
 def test_deepspeeds_launcher_trains_on_cpu(tmp_path):
     sets = [word for setting in (*SMALL, "train.steps=1") for word in ("--set", setting)]
+    arguments = ["--config", "configs/tiny_cpu.json", "--run-dir", str(tmp_path), *sets]
     done = subprocess.run(
-        ["deepspeed", "--num_gpus", "1", "main.py", "--config", "configs/tiny_cpu.json", "--run-dir", str(tmp_path), *sets],
-        cwd=ROOT, env=environment(DS_ACCELERATOR="cpu"), capture_output=True, text=True,
+        ["deepspeed", "--num_gpus", "1", "main.py", *arguments], cwd=ROOT, env=environment(DS_ACCELERATOR="cpu"),
+        capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(trajectories(tmp_path, 1)) == 16
