@@ -6,8 +6,8 @@
 For each point, rows x context, it reports the step time where every row stands at that context, `run` as the engine
 calls it (ids read back within the step) and with the ids read one step late; the share of the floor, (weights + live
 keys and values) / copy bandwidth measured first; start-up time; peak memory. A `--driven` point also reads prompts of
-context - 256 tokens and then draws 512 tokens a row, the way a server would be driven. `--mismatch` compares the draws'
-log-probs with a plain Hugging Face forward, and that with one whose attention is the textbook's, for scale.
+context - 256 tokens and then draws 512 tokens a row, the way a server would be driven. `--mismatch` compares the
+draws' log-probs with a plain Hugging Face forward, and that with one whose attention is the textbook's, for scale.
 The last line is JSON with commit, GPU and versions.
 """
 
@@ -32,7 +32,8 @@ sys.path.insert(0, str(ROOT))
 
 from modeling.attention import IMPLEMENTATION  # noqa: E402
 from rollout.cache import PagedCache  # noqa: E402
-from rollout.graphs import LAST_DRAW, GraphDecoder  # noqa: E402
+from rollout.decoder import LAST_DRAW  # noqa: E402
+from rollout.graphs import GraphDecoder  # noqa: E402
 from rollout.noise import row_key  # noqa: E402
 from rollout.prefill import FlashDecoder  # noqa: E402
 from rollout.scheduler import Chunk  # noqa: E402

@@ -139,20 +139,29 @@ def _store_new(lines, holds_new, kv_ptr, page, position, head_offset, stride_pag
 
 
 @triton.jit
-def _pick(q_ptr, k_ptr, v_ptr, head, column, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr):
-    """The biases of the lines (q heads of the group, k, v); fp32  # [BH, D]"""
-    line = tl.arange(0, BH)[:, None]
-    q = tl.load(q_ptr + (head * GROUP + line) * D + column, mask=line < GROUP, other=0.0)
-    k = tl.load(k_ptr + head * D + column, mask=line == GROUP, other=0.0)
-    v = tl.load(v_ptr + head * D + column, mask=line == GROUP + 1, other=0.0)
-    return (q + k + v).to(tl.float32)
+def _biases(q_ptr, k_ptr, v_ptr, head, column, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
+            BIAS: tl.constexpr):  # fmt: skip
+    """The biases of the lines (q heads of the group, k, v), fp32  # [BH, D], or a scalar 0"""
+    if BIAS:
+        line = tl.arange(0, BH)[:, None]
+        q = tl.load(q_ptr + (head * GROUP + line) * D + column, mask=line < GROUP, other=0.0)
+        k = tl.load(k_ptr + head * D + column, mask=line == GROUP, other=0.0)
+        v = tl.load(v_ptr + head * D + column, mask=line == GROUP + 1, other=0.0)
+        bias = (q + k + v).to(tl.float32)
+    else:
+        bias = 0.0
+    return bias
 
 
 @triton.jit
-def _head_norms(q_norm_ptr, k_norm_ptr, column, GROUP: tl.constexpr, BH: tl.constexpr):
-    """The per-head norm weights of the lines, fp32  # [BH, D]"""
-    line = tl.arange(0, BH)[:, None]
-    return tl.where(line < GROUP, tl.load(q_norm_ptr + column), tl.load(k_norm_ptr + column)).to(tl.float32)
+def _head_norms(q_ptr, k_ptr, column, GROUP: tl.constexpr, BH: tl.constexpr, NORM: tl.constexpr):
+    """The per-head norm weights of the lines, fp32  # [BH, D], or a scalar 1"""
+    if NORM:
+        line = tl.arange(0, BH)[:, None]
+        norm = tl.where(line < GROUP, tl.load(q_ptr + column), tl.load(k_ptr + column)).to(tl.float32)
+    else:
+        norm = 1.0
+    return norm
 
 
 @triton.jit
@@ -161,6 +170,33 @@ def _sum_parts(at, mask, stride_split, SPLITS: tl.constexpr):
     for split in tl.static_range(1, SPLITS):
         x += tl.load(at + split * stride_split, mask=mask, other=0.0)
     return x
+
+
+@triton.jit
+def _lines(
+    qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
+    NORM: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """Sums the parts of the q heads of the group, the key and the value, adds biases, norms and turns q and k.
+
+    near is column d, far the column that rotate_half pairs with it, d + D/2 mod D.  # [BH, D], model dtype
+    """
+    line, near = tl.arange(0, BH)[:, None], tl.arange(0, D)[None, :]
+    far = (near + D // 2) % D
+    of_kv = HEADS * GROUP + tl.where(line == GROUP, 0, HEADS) + head
+    at = qkv_ptr + (row * (HEADS * (GROUP + 2)) + tl.where(line < GROUP, head * GROUP + line, of_kv)) * D
+    real = line < GROUP + 2
+    value = (_sum_parts(at + near, real, stride_split, SPLITS) + near_bias).to(dtype)
+    x_far = (_sum_parts(at + far, real, stride_split, SPLITS) + far_bias).to(dtype).to(tl.float32)
+    x = value.to(tl.float32)
+    if NORM:
+        rms = tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None]
+        x = ((x * rms).to(dtype).to(tl.float32) * near_norm).to(dtype).to(tl.float32)
+        x_far = ((x_far * rms).to(dtype).to(tl.float32) * far_norm).to(dtype).to(tl.float32)
+    turned = tl.where(near < D // 2, -x_far, x_far)  # rotate_half
+    turned = ((x * cos).to(dtype).to(tl.float32) + (turned * sin).to(dtype).to(tl.float32)).to(dtype)
+    return tl.where(line > GROUP, value, turned)
 
 
 @triton.jit
@@ -179,57 +215,34 @@ def decode_attention_kernel(
     kv: one layer of the cache  # [2, pages, HEADS, P, D]
     positions, slots: of each row's new token and of its page table  # [rows] int32; table [slots, stride_table] int32
 
-    The q heads of the group, the key and the value are the lines of one tile, which then serves as the queries (two of
-    them idle). Rounds to the model dtype where Hugging Face's modules do. Everything that does not depend on the
-    kernel before is read ahead of the wait.
+    The lines (`_lines`) serve as the queries, two of them idle. What does not depend on the kernel before is read
+    ahead of the wait.
     """
     item, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     row = tl.load(items_ptr + item)
     if row < 0:
         begin(PDL)
     else:
-        dtype: tl.constexpr = out_ptr.dtype.element_ty
         start, stop = tl.load(items_ptr + ITEMS + item), tl.load(items_ptr + 2 * ITEMS + item)
         position, slot = tl.load(positions_ptr + row), tl.load(slots_ptr + row)
         count, first = tl.load(count_ptr + row), tl.load(first_ptr + row)
         table = table_ptr + slot.to(tl.int64) * stride_table
         page = tl.load(table + position // P).to(tl.int64)  # of the new token
-        head_offset = head * (P * D)
-        _prefetch_pages(kv_ptr, table, start, stop, head_offset, stride_page, stride_v, P, D, PREFETCH)
-        line, near = tl.arange(0, BH)[:, None], tl.arange(0, D)[None, :]
+        offset = head * (P * D)
+        _prefetch_pages(kv_ptr, table, start, stop, offset, stride_page, stride_v, P, D, PREFETCH)
+        near = tl.arange(0, D)[None, :]
         far = (near + D // 2) % D
         cos = tl.load(cos_ptr + position * D + near).to(tl.float32)
         sin = tl.load(sin_ptr + position * D + near).to(tl.float32)
-        if NORM:
-            near_norm = _head_norms(q_norm_ptr, k_norm_ptr, near, GROUP, BH)
-            far_norm = _head_norms(q_norm_ptr, k_norm_ptr, far, GROUP, BH)
-        if BIAS:
-            near_bias = _pick(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, near, GROUP, BH, D)
-            far_bias = _pick(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, far, GROUP, BH, D)
+        near_norm = _head_norms(q_norm_ptr, k_norm_ptr, near, GROUP, BH, NORM)
+        far_norm = _head_norms(q_norm_ptr, k_norm_ptr, far, GROUP, BH, NORM)
+        near_bias = _biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, near, GROUP, BH, D, BIAS)
+        far_bias = _biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, far, GROUP, BH, D, BIAS)
         begin(PDL)
-        of_q = head * GROUP + line
-        of_kv = HEADS * GROUP + tl.where(line == GROUP, 0, HEADS) + head
-        at = qkv_ptr + (row * (HEADS * (GROUP + 2)) + tl.where(line < GROUP, of_q, of_kv)) * D
-        x = _sum_parts(at + near, line < GROUP + 2, stride_split, SPLITS)
-        x_far = _sum_parts(at + far, line < GROUP + 2, stride_split, SPLITS)
-        if BIAS:
-            x, x_far = x + near_bias, x_far + far_bias
-        value = x.to(dtype)
-        x, x_far = value.to(tl.float32), x_far.to(dtype).to(tl.float32)
-        if NORM:
-            rms = tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None]
-            x = ((x * rms).to(dtype).to(tl.float32) * near_norm).to(dtype).to(tl.float32)
-            x_far = ((x_far * rms).to(dtype).to(tl.float32) * far_norm).to(dtype).to(tl.float32)
-        turned = tl.where(near < D // 2, -x_far, x_far)  # rotate_half
-        turned = ((x * cos).to(dtype).to(tl.float32) + (turned * sin).to(dtype).to(tl.float32)).to(dtype)
-        lines = tl.where(line > GROUP, value, turned)
-        _store_new(
-            lines, stop > position, kv_ptr, page, position, head_offset, stride_page, stride_v, GROUP, BH, P, D
-        )  # fmt: skip
-        peak, total, acc = _walk(
-            lines, start, stop, kv_ptr, table, head_offset, stride_page, stride_v, scale, P, BN, BH, D, W, STAGES
-        )  # fmt: skip
-        _finish(
-            peak, total, acc, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, count, first,
-            HEADS * GROUP * D, HEADS, GROUP, BH, D,
-        )  # fmt: skip
+        lines = _lines(qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
+                       HEADS, GROUP, BH, D, SPLITS, NORM, out_ptr.dtype.element_ty)  # fmt: skip
+        _store_new(lines, stop > position, kv_ptr, page, position, offset, stride_page, stride_v, GROUP, BH, P, D)
+        peak, total, acc = _walk(lines, start, stop, kv_ptr, table, offset, stride_page, stride_v, scale,
+                                 P, BN, BH, D, W, STAGES)  # fmt: skip
+        _finish(peak, total, acc, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, count, first,
+                HEADS * GROUP * D, HEADS, GROUP, BH, D)  # fmt: skip

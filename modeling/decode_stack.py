@@ -28,7 +28,6 @@ from modeling.fused import DecodeWeights, LayerWeights
 TOKEN, POSITION, KEY0, KEY1, SLOT, PAGE = range(6)
 MOST_PROGRAMS = 1024  # that a row's past may be cut into, over all rows and heads
 MOST_SPLITS = 16  # of a product's k range
-LAST_DRAW = -1  # token that means: the one drawn last in this slot
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -10,6 +10,7 @@ steps; `check_addresses` proves it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +64,7 @@ class DecodeWeights:
         return tuple(tensor.data_ptr() for tensor in self.tensors())
 
 
-def decode_weights(model: nn.Module) -> DecodeWeights:
+def decode_weights(model: Any) -> DecodeWeights:
     """The live weights of a supported model; raises UnsupportedModel with the reason for any other."""
     config = model.config
     _check_config(config)
@@ -86,7 +87,7 @@ def decode_weights(model: nn.Module) -> DecodeWeights:
     return weights
 
 
-def _check_config(config) -> None:
+def _check_config(config: Any) -> None:
     if config.model_type not in FAMILIES:
         raise UnsupportedModel(f"model type {config.model_type!r} is none of {', '.join(FAMILIES)}")
     if config.hidden_act != "silu":
@@ -99,7 +100,7 @@ def _check_config(config) -> None:
         raise UnsupportedModel(f"attention layers are {sorted(kinds)}, not all full_attention")
 
 
-def _layer(layer: nn.Module, index: int) -> LayerWeights:
+def _layer(layer: Any, index: int) -> LayerWeights:
     attention, mlp = layer.self_attn, layer.mlp
     qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
     has_bias = attention.q_proj.bias is not None
@@ -119,7 +120,7 @@ def _layer(layer: nn.Module, index: int) -> LayerWeights:
     )  # fmt: skip
 
 
-def _plain_linear(module: nn.Module, name: str, *, bias: bool) -> None:
+def _plain_linear(module: Any, name: str, *, bias: bool) -> None:
     """Refuse anything but a bare Linear: an adapter's wrapper computes more than its weight says."""
     if type(module) is not nn.Linear:
         raise UnsupportedModel(f"{name} is a {type(module).__name__}, not a plain Linear")
@@ -129,7 +130,7 @@ def _plain_linear(module: nn.Module, name: str, *, bias: bool) -> None:
         raise UnsupportedModel(f"{name}.weight is not contiguous")
 
 
-def check_addresses(model: nn.Module, expected: tuple[int, ...]) -> None:
+def check_addresses(model: Any, expected: tuple[int, ...]) -> None:
     """Captured graphs read the addresses they were captured with: refuse to replay over moved parameters."""
     if decode_weights(model).addresses() != expected:
         raise RuntimeError(

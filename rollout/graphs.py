@@ -16,20 +16,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from modeling.decode_stack import KEY0, KEY1, LAST_DRAW, PAGE, POSITION, SLOT, TOKEN, DecodeStack
+from modeling.decode_stack import KEY0, KEY1, PAGE, POSITION, SLOT, TOKEN, DecodeStack
 from modeling.fused import check_addresses, decode_weights
 from rollout.cache import PagedCache
 from rollout.decoder import Decoder, Draws
 from rollout.sampling_kernel import HeadSampler
 from rollout.scheduler import Chunk
 
-__all__ = ["LAST_DRAW", "GraphDecoder", "Pending", "ladder"]
 DEPTH = 2  # steps in flight: the host may prepare one while another runs
 
 
@@ -39,8 +39,8 @@ def ladder(max_rows: int) -> list[int]:
     return [*sizes, max_rows]
 
 
-class Pending:
-    """The draws of a step that may still be running; `read` waits for them."""
+class Flight:
+    """The draws of a step that may still be running (a `rollout.decoder.Pending`); `read` waits for them."""
 
     def __init__(self, before: Draws, order: list[tuple[bool, int]], host: Tensor, done: torch.cuda.Event | None):
         self._before, self._order, self._host, self._done = before, order, host, done
@@ -58,7 +58,9 @@ class Pending:
 
 
 class GraphDecoder:
-    """See the module. `run` has the protocol of `rollout.decoder.Decoder`."""
+    """A `rollout.decoder.Decoder`; see the module."""
+
+    pipelined = True
 
     def __init__(
         self, model: PreTrainedModel, cache: PagedCache, longer: Decoder, *, max_rows: int, context_length: int,
@@ -95,7 +97,7 @@ class GraphDecoder:
         return self.submit(chunks, temperature).read()
 
     @torch.no_grad()
-    def submit(self, chunks: Sequence[Chunk], temperature: float) -> Pending:
+    def submit(self, chunks: Sequence[Chunk], temperature: float) -> Flight:
         """Queues a step. Chunks of one token may name `LAST_DRAW` if their row drew in the step before."""
         long = [chunk for chunk in chunks if len(chunk.token_ids) > 1]
         before = Draws([], [])
@@ -103,14 +105,14 @@ class GraphDecoder:
             check_addresses(self._model, self._addresses)
             for chunk in long:
                 self._known[chunk.row] = None
-            before = self._longer.run(long, temperature)
+            before = self._longer.submit(long, temperature).read()
         if len(long) == len(chunks):
-            return Pending(before, [], self._outputs[0], None)
+            return Flight(before, [], self._outputs[0], None)
         short = [chunk for chunk in chunks if len(chunk.token_ids) == 1]
         turn = self._turn
         self._turn = (turn + 1) % DEPTH
         self._replay(short, temperature, turn)
-        return Pending(before, _order(chunks), self._outputs[turn], self._done[turn])
+        return Flight(before, _order(chunks), self._outputs[turn], self._done[turn])
 
     def _replay(self, chunks: list[Chunk], temperature: float, turn: int) -> None:
         size = next(size for size in self._sizes if size >= len(chunks))
@@ -165,7 +167,8 @@ def rotary_table(model: PreTrainedModel, context_length: int, dtype: torch.dtype
     """The model's own rotary cosines and sines of every position, each [context_length, D]."""
     device = model.device
     positions = torch.arange(context_length, device=device)[None]
-    cos, sin = model.base_model.rotary_emb(torch.empty(0, dtype=dtype, device=device), positions)
+    rotary: Any = model.base_model.rotary_emb
+    cos, sin = rotary(torch.empty(0, dtype=dtype, device=device), positions)
     return cos[0].contiguous(), sin[0].contiguous()
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from modeling.attention import NO_MASK
 from modeling.logprob import head_logits
 from rollout.cache import PagedCache
-from rollout.decoder import Draws
+from rollout.decoder import Done, Draws
 from rollout.sampling_kernel import sample
 from rollout.scheduler import Chunk
 
@@ -72,10 +72,15 @@ def _slots(chunks: Sequence[Chunk], ends: Tensor, size: int) -> Tensor:
 
 
 class FlashDecoder:
-    """Runs any chunks eagerly with `FlashRows`; same protocol as `rollout.decoder.EagerDecoder`."""
+    """A `rollout.decoder.Decoder` that runs any chunks eagerly with `FlashRows`."""
+
+    pipelined = False
 
     def __init__(self, model: PreTrainedModel, cache: PagedCache):
         self._model, self._cache = model, cache
+
+    def submit(self, chunks: Sequence[Chunk], temperature: float) -> Done:
+        return Done(self.run(chunks, temperature))
 
     @torch.no_grad()
     def run(self, chunks: Sequence[Chunk], temperature: float) -> Draws:

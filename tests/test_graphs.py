@@ -9,12 +9,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from modeling.attention import IMPLEMENTATION
 from rollout.cache import PagedCache
-from rollout.decoder import EagerDecoder
+from rollout.decoder import LAST_DRAW, EagerDecoder
 from rollout.noise import row_key
 from rollout.scheduler import Chunk
 from tests.interpreted import DEVICE
 
-from modeling.decode_stack import KEY0, KEY1, LAST_DRAW, PAGE, POSITION, SLOT, TOKEN  # isort: skip
+from modeling.decode_stack import KEY0, KEY1, PAGE, POSITION, SLOT, TOKEN  # isort: skip
 from rollout.graphs import GraphDecoder, _fill, _order, ladder  # isort: skip
 
 gpu = pytest.mark.skipif(DEVICE == "cpu", reason="captured graphs need a CUDA device")
