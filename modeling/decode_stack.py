@@ -27,7 +27,7 @@ from modeling.fused import DecodeWeights, LayerWeights
 # Rows of the step buffer, each one int32 per decoding row.
 TOKEN, POSITION, KEY0, KEY1, SLOT, PAGE = range(6)
 MOST_PROGRAMS = 1024  # that a row's past may be cut into, over all rows and heads
-MOST_SPLITS = 16  # of a product's k range
+MOST_SPLITS = 8  # of a product's k range
 
 
 @triton.jit(do_not_specialize=["rows"])
