@@ -17,7 +17,7 @@ def plan_items(
     positions_ptr, items_ptr, first_ptr, count_ptr, rows, kv_heads, target,
     ROWS: tl.constexpr, ITEMS: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Cut all rows into items of about equal length, `target` programs in all; called by one program.
+    """Cut all rows into items of about equal length, about `target` programs in all; called by one program.
 
     positions: of the new tokens  # [rows] int32; items: (row, start, stop) of each, row -1 if unused
     # [3, ITEMS] int32; first, count: the items of each row  # [rows] int32. ITEMS >= rows + target / kv_heads.
@@ -25,7 +25,9 @@ def plan_items(
     row = tl.arange(0, ROWS)
     live = row < rows
     past = tl.load(positions_ptr + row, mask=live, other=-1) + 1
-    least = tl.maximum(tl.cdiv(tl.sum(past) * kv_heads, target), tl.cdiv(tl.max(past), MOST_PIECES))
+    share = tl.cdiv(tl.sum(past) * kv_heads, target)
+    # A program may take an eighth more than its share: rows of about a share each would otherwise be cut in two.
+    least = tl.maximum(share + share // 8, tl.cdiv(tl.max(past), MOST_PIECES))
     stretch = tl.maximum(tl.cdiv(least, BN) * BN, 2 * BN)
     pieces = tl.maximum(tl.cdiv(past, stretch), 1)  # a row beyond the last has none
     stretches = tl.maximum(tl.cdiv(tl.cdiv(past, pieces), BN) * BN, BN)  # the row's pieces, evened out

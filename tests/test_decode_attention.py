@@ -28,7 +28,7 @@ def plan(positions: list[int], kv_heads: int, target: int) -> tuple[torch.Tensor
     step = step.to(DEVICE)
     items = torch.zeros(3, ITEMS, dtype=torch.int32, device=DEVICE)
     first, count, last = (torch.zeros(rows, dtype=torch.int32, device=DEVICE) for _ in range(3))
-    table = torch.zeros(rows, ROW_PAGES, dtype=torch.int32, device=DEVICE)
+    table = torch.zeros(rows, max(positions) // PAGE + 1, dtype=torch.int32, device=DEVICE)
     embedding = torch.zeros(1, 16, device=DEVICE)
     h, normed = torch.zeros(rows, 16, device=DEVICE), torch.zeros(rows, 16, device=DEVICE)
     open_step_kernel[(rows + 1,)](
@@ -87,9 +87,15 @@ def test_grouped_heads_attend_to_every_token_up_to_their_own(group):
 @pytest.mark.parametrize("pieces", range(1, 9))
 def test_a_row_cut_in_pieces_gives_the_same(pieces):
     past = SHORTEST * pieces - 3  # an odd length: the last piece is not whole
-    out, expected, _, _, count = attend([past - 1, 0], kv_heads=1, group=2, target=pieces)
+    out, expected, _, _, count = attend([past - 1, 0], kv_heads=1, group=2, target=1000)
     assert count == [pieces, 1]
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("past", range(500, 1100, 40))
+def test_rows_that_fill_the_gpu_about_once_are_not_cut(past):
+    _, _, count = plan([past] * 16, kv_heads=8, target=132)
+    assert count.tolist() == [1] * 16
 
 
 @pytest.mark.parametrize("target", [1, 7, 40])
