@@ -153,7 +153,7 @@ class GraphDecoder:
         self._launch(size, temperature)
         torch.cuda.synchronize(self._cache.kv.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a checkpoint may be copied meanwhile
             self._launch(size, temperature)
         self.captures += 1
         return graph
