@@ -29,7 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from config import Config, ModelConfig
-from modeling.attention import IMPLEMENTATION, NO_MASK, SOFTMAX, Softmax, TrainingRows
+from modeling.attention import IMPLEMENTATION, NO_MASK, training_rows
 from modeling.logprob import TokenLogprobs, token_logprobs
 from modeling.shapes import shape_source
 
@@ -93,13 +93,13 @@ def enable_checkpointing(model: PreTrainedModel) -> None:
 class TokenLogprobModule(nn.Module):
     """What DeepSpeed wraps: a packed batch in, log-probabilities of its sampled tokens out."""
 
-    def __init__(self, model: PreTrainedModel, softmax: Softmax, temperature: float):
+    def __init__(self, model: PreTrainedModel, implementation: str, temperature: float):
         super().__init__()
         self.model = model
-        self._softmax, self._temperature = softmax, temperature
+        self._implementation, self._temperature = implementation, temperature
 
     def forward(self, batch: PackedBatch) -> TokenLogprobs:
-        rows = TrainingRows(batch.lengths, self._softmax, batch.input_ids.device)
+        rows = training_rows(batch.lengths, self._implementation, self.model.get_input_embeddings().weight)
         hidden = self.model.base_model(
             input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=NO_MASK, use_cache=False,
             rows=rows,
@@ -117,8 +117,7 @@ class Policy:
         self.model = build_model(config.model, config.train.seed, device)
         if config.model.gradient_checkpointing:
             enable_checkpointing(self.model)
-        softmax = SOFTMAX[config.model.attn_implementation]
-        module = TokenLogprobModule(self.model, softmax, config.rollout.temperature)
+        module = TokenLogprobModule(self.model, config.model.attn_implementation, config.rollout.temperature)
         self.world_size = dist.get_world_size()
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here what its logger would not
             self._engine, self._optimizer, _, _ = deepspeed.initialize(

@@ -243,7 +243,9 @@ def main() -> None:
         for context in options.context:
             point = measure(model, rows, context, options, bandwidth)
             results["points"].append(point)
-            print(" ".join(f"{k}={v:.3f}" if isinstance(v, float) else f"{k}={v}" for k, v in point.items()), flush=True)
+            print(
+                " ".join(f"{k}={v:.3f}" if isinstance(v, float) else f"{k}={v}" for k, v in point.items()), flush=True
+            )
             torch.cuda.empty_cache()
     if options.mismatch:
         results["mismatch"] = mismatch(model, options.page_size)

@@ -114,7 +114,9 @@ def _merge(
             real = (query < GROUP) & (piece < count)
             cell = (first + piece) * HEADS + head
             sums = sums_ptr + cell * (2 * GROUP) + query
-            part = tl.load(parts_ptr + cell * (GROUP * D) + inside, mask=real[:, None], other=0.0, cache_modifier=".cg")
+            part = tl.load(
+                parts_ptr + cell * (GROUP * D) + inside, mask=real[:, None], other=0.0, cache_modifier=".cg"
+            )
             its_top = tl.load(sums, mask=real, other=NONE, cache_modifier=".cg")
             its_total = tl.load(sums + GROUP, mask=real, other=0.0, cache_modifier=".cg")
             peak = tl.maximum(top, its_top)

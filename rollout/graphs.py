@@ -58,7 +58,9 @@ class Pending:
 
 
 class GraphDecoder:
-    """See the module. `run` has the protocol of `rollout.decoder.Decoder`."""
+    """See the module; the protocol is `rollout.decoder.Decoder`."""
+
+    pipelined = True
 
     def __init__(
         self, model: PreTrainedModel, cache: PagedCache, longer: Decoder, *, max_rows: int, context_length: int,

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from modeling.decode_products import accumulate, early_weights
 from modeling.decode_stack import KEY0, POSITION, SLOT, DecodeStack
-from modeling.decode_tiles import Tiles
 from modeling.overlap import begin
 from rollout.noise import GOLDEN, ODD
 
@@ -45,7 +44,9 @@ def row_words(keys_ptr, positions_ptr, rows, stride_keys, mask):
     position = tl.load(positions_ptr + rows, mask=mask, other=0).to(tl.uint32, bitcast=True) + 1
     first = tl.load(keys_ptr + rows, mask=mask, other=0).to(tl.uint32, bitcast=True)
     second = tl.load(keys_ptr + stride_keys + rows, mask=mask, other=0).to(tl.uint32, bitcast=True)
-    return _mix(first ^ position * tl.full((), _GOLDEN, tl.uint32)), _mix(second + position * tl.full((), _ODD, tl.uint32))
+    return _mix(first ^ position * tl.full((), _GOLDEN, tl.uint32)), _mix(
+        second + position * tl.full((), _ODD, tl.uint32)
+    )
 
 
 @triton.jit

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
+from rollout.noise import gumbel, row_key
+from rollout.sampling_kernel import sample
 from tests.interpreted import DEVICE
-
-from rollout.noise import gumbel, row_key  # noqa: E402
-from rollout.sampling_kernel import sample  # noqa: E402
 
 
 def signed(word: int) -> int:
