@@ -1,10 +1,10 @@
 """Scripted multi-turn rollouts: every length and every tool latency fixed, so that engines can be compared.
 
     python benchmarks/bench_rollout.py --shape Qwen3-0.6B --workload retool_64 [--instant] [--repeat 2]
-    torchrun --standalone --nproc-per-node 2 benchmarks/bench_rollout.py --shape Qwen3-0.6B --workload retool_256 --copies 2
+    torchrun --standalone --nproc-per-node 2 benchmarks/bench_rollout.py --workload retool_256 --copies 2
 
-Random weights at the true shape, bf16, temperature 1, log-probs recorded. A turn samples exactly its scripted number of
-tokens (stop tokens ignored); after its tool latency the scripted number of tool tokens is appended, never sampled.
+Random weights at the true shape, bf16, temperature 1, log-probs recorded. A turn samples exactly its scripted number
+of tokens (stop tokens ignored); after its tool latency the scripted number of tool tokens is appended, never sampled.
 Floor: every sequential step of the longest trajectory reads the weights once, every sampled token reads its past once,
 at the measured read bandwidth. Prints a table and one JSON line.
 """

@@ -2,8 +2,8 @@
 
     python benchmarks/bench_update.py --shape Qwen3-0.6B [--workload retool_64] [--tokens 16384] [--steps 4]
 
-Share: 6 x parameters x trained-row tokens per second over the measured rate of a bf16 product; recomputation and padding
-count as waste. Prints one JSON line.
+Share: 6 x parameters x trained-row tokens per second over the measured rate of a bf16 product; recomputation and
+padding count as waste. Prints one JSON line.
 """
 
 from __future__ import annotations
