@@ -27,6 +27,7 @@ class ModelConfig:
     # auto: SDPA per row on CPU, torch's varlen kernel on CUDA; eager: the plain softmax, exact across both phases
     attn_implementation: Literal["auto", "eager"] = "auto"
     gradient_checkpointing: bool = True
+    compile: bool = True  # on CUDA: fuse norms, activations and rotary embeddings; some seconds at the first step
     random_weights: bool = False  # the true shape from config.json alone, seeded by train.seed
     enable_thinking: bool = True  # hybrid templates: False appends the empty think block to every assistant header
 
@@ -64,6 +65,7 @@ class RolloutConfig:
     kv_memory_fraction: float = 0.5  # of the GPU memory that is free after the engine is built; CUDA only
     kv_tokens: int | None = None  # tokens of KV cache; None: by kv_memory_fraction (CUDA), full contexts (CPU)
     prefill_tokens: int = 2048  # most prompt and tool tokens read in one step
+    forced_tokens: int = 64  # with graphs: as many new tokens of a row are fed one a step instead of read at once
     cuda_graphs: bool = True  # on CUDA: decode inside captured graphs
     deterministic: bool = False  # deliver tool results in submission order, so that timing cannot reorder anything
 
@@ -74,6 +76,7 @@ class RolloutConfig:
         ):  # fmt: skip
             value = getattr(self, name)
             require(value >= 1, f"rollout.{name}", value, "must be at least 1")
+        require(self.forced_tokens >= 0, "rollout.forced_tokens", self.forced_tokens, "must be 0 (never) or more")
         require(
             self.samples_per_prompt >= 2, "rollout.samples_per_prompt", self.samples_per_prompt,
             "a group advantage compares samples of one prompt; set at least 2",

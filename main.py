@@ -246,14 +246,16 @@ def build_policy(config: Config, shape: Any, device: Any, chat: Any, tool: Any) 
     rollout = config.rollout
     pages = num_pages(rollout, shape, policy.model.dtype, device)
     cache = PagedCache(shape, pages, rollout.page_size, policy.model.dtype, device)
+    decoder = build_decoder(config, policy.model, cache, device)
     engine = RolloutEngine(
-        build_decoder(config, policy.model, cache, device),
+        decoder,
         chat,
         tool,
         decode_rows=rollout.decode_rows,
         page_size=rollout.page_size,
         num_pages=pages,
         prefill_tokens=rollout.prefill_tokens,
+        forced_tokens=rollout.forced_tokens if decoder.pipelined else 0,  # an eager step reads them at no extra cost
         deterministic=rollout.deterministic,
     )
     return policy, engine
@@ -295,4 +297,7 @@ def sample_with(engine: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if "torch.distributed" in sys.modules and sys.modules["torch.distributed"].is_initialized():
+        sys.modules["torch.distributed"].destroy_process_group()
+    sys.exit(status)

@@ -13,6 +13,7 @@ import io
 import logging
 import os
 import random
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -30,6 +31,7 @@ from transformers.utils import logging as transformers_logging
 
 from config import Config, ModelConfig
 from modeling.attention import IMPLEMENTATION, NO_MASK, training_rows
+from modeling.compiled import compile_modules
 from modeling.logprob import TokenLogprobs, token_logprobs
 from modeling.shapes import shape_source
 
@@ -57,6 +59,7 @@ def init_distributed(device: torch.device) -> None:
     if device.type == "cpu":
         # Its first use would compile C++ for 100 s, and fail where there is no compiler; gloo serves as well.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     backend = "nccl" if device.type == "cuda" else "gloo"
     if "RANK" in os.environ:
         deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
@@ -99,7 +102,8 @@ class TokenLogprobModule(nn.Module):
         self._implementation, self._temperature = implementation, temperature
 
     def forward(self, batch: PackedBatch) -> TokenLogprobs:
-        rows = training_rows(batch.lengths, self._implementation, self.model.get_input_embeddings().weight)
+        like = cast(Tensor, self.model.get_input_embeddings().weight)
+        rows = training_rows(batch.lengths, self._implementation, like)
         hidden = self.model.base_model(
             input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=NO_MASK, use_cache=False,
             rows=rows,
@@ -117,6 +121,8 @@ class Policy:
         self.model = build_model(config.model, config.train.seed, device)
         if config.model.gradient_checkpointing:
             enable_checkpointing(self.model)
+        if config.model.compile and device.type == "cuda":
+            compile_modules(self.model)
         module = TokenLogprobModule(self.model, config.model.attn_implementation, config.rollout.temperature)
         self.world_size = dist.get_world_size()
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here what its logger would not

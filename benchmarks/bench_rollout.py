@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--instant", action="store_true", help="every tool answers at once")
     parser.add_argument("--rows", type=int, default=64, help="rollout.decode_rows of each process")
     parser.add_argument("--kv-tokens", type=int, default=None, help="default: what all trajectories together need")
+    parser.add_argument("--forced-tokens", type=int, default=64, help="rollout.forced_tokens")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--repeat", type=int, default=1)
     options = parser.parse_args()
@@ -158,8 +159,9 @@ def build_engine(options: argparse.Namespace, rows: list[dict], device: torch.de
     decoder = build_decoder(settings, model, cache, device)
     chat = SimpleNamespace(stop_ids=frozenset())
     engine = RolloutEngine(
-        decoder, chat, object(), decode_rows=options.rows, page_size=16, num_pages=pages, prefill_tokens=8192
-    )
+        decoder, chat, object(), decode_rows=options.rows, page_size=16, num_pages=pages, prefill_tokens=8192,
+        forced_tokens=options.forced_tokens if decoder.pipelined else 0,
+    )  # fmt: skip
     engine.run_type = type("Run", (ScriptedRun,), {
         "scripts": {(row["prompt"], row["sample"]): row for row in rows}, "instant": options.instant,
     })  # fmt: skip
@@ -200,6 +202,7 @@ def report(options, rows, model, cache, results, start_seconds, device) -> None:
     line = {
         "benchmark": "rollout", "shape": options.shape, "workload": options.workload, "copies": options.copies,
         "ranks": len(best["per_rank"]), "instant_tools": options.instant, "decode_rows": options.rows,
+        "forced_tokens": options.forced_tokens,
         "graphs": not options.eager, "seconds": round(best["seconds"], 3),
         "all_seconds": [round(r["seconds"], 3) for r in results], "per_rank": [round(s, 3) for s in best["per_rank"]],
         "sampled_tokens": best["tokens"], "tokens_per_second": round(best["tokens"] / best["seconds"]),

@@ -33,7 +33,7 @@ def _forward_kernel(z_ptr, target_ptr, logprob_ptr, entropy_ptr, log_total_ptr, 
         weight = tl.exp(z - new_best)
         shrink = tl.exp(best - new_best)
         total = total * shrink + tl.sum(weight)
-        weighted = weighted * shrink + tl.sum(tl.where(column < V, weight * z, 0.0))
+        weighted = weighted * shrink + tl.sum(weight * tl.where(column < V, z, 0.0))
         best = new_best
     log_total = best + tl.log(total)
     target = tl.load(z_row + tl.load(target_ptr + row)).to(tl.float32) * scale
@@ -63,9 +63,10 @@ class FusedLogprobs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropy, log_totals = torch.empty(3, len(targets), device=hidden.device, dtype=torch.float32)
+        buffer = hidden.new_empty(min(len(targets), CHUNK_ROWS), weight.shape[0])
         for start in range(0, len(targets), CHUNK_ROWS):
             part = slice(start, start + CHUNK_ROWS)
-            z = hidden[part] @ weight.T
+            z = torch.mm(hidden[part], weight.T, out=buffer[: len(targets[part])])
             _forward_kernel[(z.shape[0],)](
                 z, targets[part], logprobs[part], entropy[part], log_totals[part], z.shape[1], z.stride(0),
                 1.0 / temperature, BLOCK=4096,
@@ -80,9 +81,10 @@ class FusedLogprobs(torch.autograd.Function):
         hidden, weight, targets, log_totals = ctx.saved_tensors
         by_logprob = gradients[0].contiguous()
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        buffer = hidden.new_empty(min(len(targets), CHUNK_ROWS), weight.shape[0])
         for start in range(0, len(targets), CHUNK_ROWS):
             part = slice(start, start + CHUNK_ROWS)
-            z = hidden[part] @ weight.T
+            z = torch.mm(hidden[part], weight.T, out=buffer[: len(targets[part])])
             grid = (z.shape[0], triton.cdiv(z.shape[1], 4096))
             _backward_kernel[grid](
                 z, targets[part], log_totals[part], by_logprob[part], z.shape[1], z.stride(0), 1.0 / ctx.temperature,

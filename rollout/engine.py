@@ -98,12 +98,13 @@ class RolloutEngine:
         page_size: int,
         num_pages: int,
         prefill_tokens: int,
+        forced_tokens: int = 0,
         deterministic: bool = False,
     ):
         self._decoder, self._chat, self._tool = decoder, chat, tool
         self._limits = {
             "decode_rows": decode_rows, "page_size": page_size, "num_pages": num_pages,
-            "prefill_tokens": prefill_tokens,
+            "prefill_tokens": prefill_tokens, "forced_tokens": forced_tokens,
         }  # fmt: skip
         self._deterministic = deterministic
         self.stats = RolloutStats()
