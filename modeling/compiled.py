@@ -1,4 +1,4 @@
-"""Fuses the elementwise chains of Hugging Face's modules on CUDA: norms, the gated activation and the rotary embedding.
+"""Fuses the elementwise chains of Hugging Face's modules on CUDA: norms, gated activation, rotary embedding.
 
 Whole layers are not compiled: the attention takes a Python object that differs in every batch. Instead each class's
 own `forward` is compiled once, for any number of tokens, and bound to its instances; weights, hooks and checkpointing
