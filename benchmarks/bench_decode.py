@@ -1,12 +1,13 @@
 """Decoding speed of the graph decoder at any shape, with random weights, on one CUDA GPU.
 
-    python benchmarks/bench_decode.py --shape 0.6B --rows 16 64 --context 1024 4096
-    python benchmarks/bench_decode.py --shape 4B --rows 16 --context 1024 --new-tokens 512 --profile --mismatch
+    python benchmarks/bench_decode.py --shape 0.6B --points 16x1024 64x1024 64x4096 256x1024
+    python benchmarks/bench_decode.py --shape 4B --points 64x1024 --driven 64x1024 --profile --mismatch
 
-For each rows x context it reports the step time where every row stands at that context, `run` as the engine calls it
-(ids read back within the step) and with the ids read one step late; the share of the floor, (weights + live keys and
-values) / copy bandwidth measured first; start-up time; peak memory. `--new-tokens N` also drives the prompt of
-context - N/2 tokens and then N draws. `--mismatch` compares the draws' log-probs with a plain Hugging Face forward.
+For each point, rows x context, it reports the step time where every row stands at that context, `run` as the engine
+calls it (ids read back within the step) and with the ids read one step late; the share of the floor, (weights + live
+keys and values) / copy bandwidth measured first; start-up time; peak memory. A `--driven` point also reads prompts of
+context - 256 tokens and then draws 512 tokens a row, the way a server would be driven. `--mismatch` compares the draws'
+log-probs with a plain Hugging Face forward, and that with one whose attention is the textbook's, for scale.
 The last line is JSON with commit, GPU and versions.
 """
 
@@ -46,6 +47,7 @@ SHAPES = {  # Qwen3
            "tie_word_embeddings": False},
 }  # fmt: skip
 STEPS = 48  # timed per point, centred on the context
+DRAWS = 512  # of each row of a driven point
 
 
 def build_model(shape: str) -> Any:
@@ -124,9 +126,8 @@ def decode_times(bench: Bench, context: int) -> tuple[float, float]:
     return within / STEPS * 1e3, (time.perf_counter() - started) / (STEPS - 1) * 1e3
 
 
-def prompt_and_draws(bench: Bench, prompt: int, new: int, prefill_tokens: int) -> dict[str, float]:
+def prompt_and_draws(bench: Bench, vocabulary: int, prompt: int, new: int, prefill_tokens: int) -> dict[str, float]:
     """Seconds of reading every row's prompt and then drawing `new` tokens, as a server would be driven."""
-    vocabulary = bench.decoder._stack.weights.embedding.shape[0]
     prompts = torch.randint(0, vocabulary, (bench.rows, prompt)).tolist()
     at_once = max(1, prefill_tokens // prompt)
     for _ in range(2):  # the first time warms the libraries
@@ -158,17 +159,25 @@ def mismatch(model: Any, page_size: int, rows: int = 16, prompt: int = 64, new: 
         for row in range(rows):
             lines[row].append(draws.tokens[row])
             logprobs[row].append(draws.logprobs[row])
-    model.set_attn_implementation("sdpa")
-    deltas = []
-    for row in range(rows):
-        ids = torch.tensor([lines[row]], device="cuda")
+    plain = plain_logprobs(model, lines, prompt, "sdpa")
+    delta = plain - torch.tensor(logprobs, device="cuda")
+    between = plain - plain_logprobs(model, lines, prompt, "eager")
+    return {
+        "mean_abs_dlogp": delta.abs().mean().item(), "max": delta.abs().max().item(),
+        "k3": (delta.exp() - 1 - delta).mean().item(), "between_two_plain_forwards": between.abs().mean().item(),
+    }  # fmt: skip
+
+
+def plain_logprobs(model: Any, lines: list[list[int]], prompt: int, attention: str) -> torch.Tensor:
+    """Log-probs of the tokens after the prompt by Hugging Face's own forward, row by row  # [rows, new] fp32"""
+    model.set_attn_implementation(attention)
+    rows = []
+    for line in lines:
+        ids = torch.tensor([line], device="cuda")
         logits = model(input_ids=ids[:, :-1], use_cache=False).logits[0, prompt - 1 :].float()
-        trained = logits.log_softmax(-1).gather(1, ids[0, prompt:, None])[:, 0]
-        deltas.append(trained - torch.tensor(logprobs[row], device="cuda"))
+        rows.append(logits.log_softmax(-1).gather(1, ids[0, prompt:, None])[:, 0])
     model.set_attn_implementation(IMPLEMENTATION)
-    delta = torch.stack(deltas)
-    k3 = (delta.exp() - 1 - delta).mean()
-    return {"mean_abs_dlogp": delta.abs().mean().item(), "max": delta.abs().max().item(), "k3": k3.item()}
+    return torch.stack(rows)
 
 
 def profile(bench: Bench, context: int) -> None:
@@ -188,7 +197,8 @@ def profile(bench: Bench, context: int) -> None:
 
 def measure(model: Any, rows: int, context: int, options: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
-    bench = Bench(model, rows, context + max(STEPS, options.new_tokens // 2), options.page_size)
+    driven = f"{rows}x{context}" in options.driven
+    bench = Bench(model, rows, context + (DRAWS // 2 if driven else STEPS), options.page_size)
     within, late = decode_times(bench, context)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     if not model.config.tie_word_embeddings:
@@ -200,9 +210,10 @@ def measure(model: Any, rows: int, context: int, options: argparse.Namespace, ba
         "floor_ms": floor, "share_of_floor": floor / within, "startup_s": bench.startup,
         "captures": bench.decoder.captures,
     }  # fmt: skip
-    if options.new_tokens:
-        prompt = context - options.new_tokens // 2
-        result["driven"] = prompt_and_draws(bench, prompt, options.new_tokens, options.prefill_tokens)
+    if driven:
+        result["driven"] = prompt_and_draws(
+            bench, model.config.vocab_size, context - DRAWS // 2, DRAWS, options.prefill_tokens
+        )  # fmt: skip
     if options.profile:
         profile(bench, context)
     result["allocated_gb"] = torch.cuda.max_memory_allocated() / 1e9
@@ -226,9 +237,8 @@ def versions() -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="0.6B", help=f"{', '.join(SHAPES)}, or a folder with config.json")
-    parser.add_argument("--rows", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--context", type=int, nargs="+", default=[1024])
-    parser.add_argument("--new-tokens", type=int, default=0, help="also drive prompts and this many draws")
+    parser.add_argument("--points", nargs="+", default=["16x1024", "64x1024"], metavar="ROWSxCONTEXT")
+    parser.add_argument("--driven", nargs="*", default=[], metavar="ROWSxCONTEXT", help="points to drive as well")
     parser.add_argument("--prefill-tokens", type=int, default=16384, help="prompt tokens read in one step")
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--profile", action="store_true")
@@ -239,6 +249,7 @@ def main() -> None:
     bandwidth = copy_bandwidth()
     print(f"{options.shape}: built in {time.perf_counter() - started:.1f} s; copy {bandwidth / 1e12:.2f} TB/s")
     results: dict[str, Any] = {"shape": options.shape, "copy_tb_s": bandwidth / 1e12, "points": []}
+<<<<<<< HEAD
     for rows in options.rows:
         for context in options.context:
             point = measure(model, rows, context, options, bandwidth)
@@ -247,6 +258,14 @@ def main() -> None:
                 " ".join(f"{k}={v:.3f}" if isinstance(v, float) else f"{k}={v}" for k, v in point.items()), flush=True
             )
             torch.cuda.empty_cache()
+=======
+    for name in options.points:
+        rows, context = map(int, name.split("x"))
+        point = measure(model, rows, context, options, bandwidth)
+        results["points"].append(point)
+        print(" ".join(f"{k}={v:.3f}" if isinstance(v, float) else f"{k}={v}" for k, v in point.items()), flush=True)
+        torch.cuda.empty_cache()
+>>>>>>> cuda
     if options.mismatch:
         results["mismatch"] = mismatch(model, options.page_size)
         print(results["mismatch"])

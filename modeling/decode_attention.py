@@ -1,11 +1,11 @@
 """Decode attention over paged keys and values: one new token per row, split over the row's past, in Triton.
 
-Work comes in items (`modeling.decode_plan`), each one row's stretch of tokens. A program takes one item and one KV head
-with all query heads of its group. Inside, every warp walks its own tokens with its own online softmax (a batched
+Work comes in items (`modeling.decode_plan`), each one row's stretch of tokens. A program takes one item and one KV
+head with all query heads of its group. Inside, every warp walks its own tokens with its own online softmax (a batched
 product, one batch entry per warp), so that nothing is exchanged between warps until the end. The item that ends at the
 new token writes its key and value to their page first. A row cut in several items is merged by whichever ends last, in
-the order of the items. The kernel starts from the unsummed parts of the q/k/v product and does sum, bias, per-head norm
-and rotation itself.
+the order of the items. The kernel starts from the unsummed parts of the q/k/v product and does sum, bias, per-head
+norm and rotation itself.
 
 Invariants: pages listed in a row's table up to its position exist; page 0 is nobody's (padding rows write there).
 Left out: sliding windows, soft caps, sinks, head sizes that are not powers of two.

@@ -1,8 +1,9 @@
 """One decode step of a whole model, from token ids to the normed hidden states, as a fixed list of kernel launches.
 
 Per layer seven kernels: q/k/v product, attention, output product, residual and norm, gated product, down product,
-residual and norm. One more opens the step: embeddings, first norm, page tables, the plan of the attention. They restate Qwen3's, Qwen2's and Llama's decoder layer over
-the model's live weights, with the modules' rounding points; `tests/test_decode_stack.py` holds them to the modules.
+residual and norm. One more opens the step: embeddings, first norm, page tables, the plan of the attention. They
+restate Qwen3's, Qwen2's and Llama's decoder layer over the model's live weights, with the modules' rounding points;
+`tests/test_decode_stack.py` holds them to the modules.
 
 Invariants: `launch` allocates nothing and reads no value on the host, so it can be captured; every kernel follows the
 rule of `modeling.overlap`; buffers hold whole tiles of rows, and padding rows own the scratch page 0 alone.
@@ -30,7 +31,7 @@ MOST_SPLITS = 16  # of a product's k range
 LAST_DRAW = -1  # token that means: the one drawn last in this slot
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def open_step_kernel(
     step_ptr, last_ptr, table_ptr, embedding_ptr, norm_ptr, h_ptr, normed_ptr,
     items_ptr, first_ptr, count_ptr, rows, kv_heads, target, stride_step, stride_table, K, eps,
@@ -111,7 +112,8 @@ class DecodeStack:
         return self.override.get(kind) or product_tiles(kind, rows, n, k, self.element_size, divisor)
 
     def attention_tiles(self, rows: int) -> AttentionTiles:
-        return self.attention_override or attention_tiles(rows, self.weights.kv_heads, self.element_size)
+        weights = self.width * self.hidden
+        return self.attention_override or attention_tiles(rows, self.weights.kv_heads, weights, self.element_size)
 
     def launch(self, rows: int) -> None:
         """All kernels of one step over the first `rows` rows of `step`; leaves the last layer's output, normed."""

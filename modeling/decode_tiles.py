@@ -46,10 +46,10 @@ class AttentionTiles:
 
 # kind -> (bn, bk, splits, stages, warps, ahead), for few and for many weights.
 FEW_ROWS = {  # up to 32
-    "qkv": ((64, 64, 2, 2, 4, 512), (64, 64, 3, 3, 4, 256)),
+    "qkv": ((64, 64, 4, 2, 4, 256), (64, 64, 3, 3, 4, 256)),
     "o": ((64, 64, 4, 2, 4, 512), (64, 64, 6, 2, 4, 512)),
     "gate_up": ((64, 64, 1, 8, 4, 128), (64, 64, 1, 4, 4, 128)),
-    "down": ((64, 64, 4, 3, 4, 512), (64, 64, 9, 3, 4, 256)),
+    "down": ((64, 64, 6, 2, 4, 512), (64, 64, 6, 4, 4, 256)),
     "head": ((64, 64, 1, 4, 4, 128), (64, 64, 1, 4, 4, 128)),
 }
 SOME_ROWS = {  # up to 64
@@ -61,9 +61,9 @@ SOME_ROWS = {  # up to 64
 }
 MANY_ROWS = {  # in tiles of 64
     "qkv": ((64, 64, 1, 4, 4, 128), (64, 64, 1, 4, 4, 128)),
-    "o": ((64, 64, 1, 4, 4, 64), (64, 64, 1, 4, 4, 64)),
+    "o": ((64, 64, 2, 3, 4, 64), (64, 64, 2, 3, 4, 64)),
     "gate_up": ((128, 64, 1, 3, 4, 64), (128, 64, 1, 3, 4, 64)),
-    "down": ((64, 64, 3, 3, 4, 128), (64, 64, 3, 3, 4, 128)),
+    "down": ((64, 64, 2, 4, 4, 128), (64, 64, 2, 4, 4, 128)),
     "head": ((64, 64, 1, 3, 4, 64), (64, 64, 1, 3, 4, 64)),
 }
 
@@ -90,13 +90,17 @@ def product_tiles(kind: str, rows: int, n: int, k: int, itemsize: int, divisor: 
     return replace(tiles, splits=math.ceil(steps / math.ceil(steps / splits)))  # no empty last split
 
 
-def attention_tiles(rows: int, kv_heads: int, itemsize: int) -> AttentionTiles:
-    """One wave of programs where rows times heads about fill one: one program a multiprocessor, two, or four small."""
+def attention_tiles(rows: int, kv_heads: int, qkv_weights: int, itemsize: int) -> AttentionTiles:
+    """One wave of programs where rows times heads about fill one: one program a multiprocessor, two, or four small.
+
+    Keys are asked for ahead where the q/k/v product before is long enough (its weights: qkv_weights) to hide that.
+    """
     pairs = rows * kv_heads
     if itemsize == 4:
         return AttentionTiles(bn=32, warps=2, stages=3, target=4 * PROCESSORS, prefetch=0)
     if PROCESSORS // 2 < pairs <= PROCESSORS:
-        return AttentionTiles(bn=64, warps=4, stages=9, target=PROCESSORS, prefetch=128)
+        ahead = 128 if qkv_weights > SMALL else 0
+        return AttentionTiles(bn=64, warps=4, stages=9, target=PROCESSORS, prefetch=ahead)
     if 2 * PROCESSORS < pairs <= 4 * PROCESSORS:
-        return AttentionTiles(bn=32, warps=2, stages=7, target=4 * PROCESSORS, prefetch=64)
+        return AttentionTiles(bn=32, warps=2, stages=7, target=4 * PROCESSORS, prefetch=0)
     return AttentionTiles(bn=64, warps=4, stages=7, target=2 * PROCESSORS, prefetch=0)

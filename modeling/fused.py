@@ -1,8 +1,8 @@
 """The weights of a Hugging Face causal LM as the decode kernels want them: the live parameters, never copies.
 
-`decode_weights` reads a model of a family whose layers are exactly what `modeling.decode_stack` restates (Qwen3, Qwen2,
-Llama: RMSNorm, rotary grouped-query attention, gated silu MLP) and refuses every other with the reason, so that the
-caller can let the model's own modules run instead. The kernels reach q, k, v and gate, up from one base address by
+`decode_weights` reads a model of a family whose layers are exactly what `modeling.decode_stack` restates (Qwen3,
+Qwen2, Llama: RMSNorm, rotary grouped-query attention, gated silu MLP) and refuses every other with the reason, so that
+the caller can let the model's own modules run instead. The kernels reach q, k, v and gate, up from one base address by
 their distances, so they read ZeRO's flat buffer as one matrix and need no adjacency. Addresses stay across optimizer
 steps; `check_addresses` proves it.
 """

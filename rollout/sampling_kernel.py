@@ -25,6 +25,7 @@ _GOLDEN = tl.constexpr(GOLDEN)
 _ODD = tl.constexpr(ODD)
 FIELDS = 5  # numbers per block of the vocabulary and row
 LOGITS_BLOCK = 2048
+LEAST_HEAD_TILE = 32  # vocabulary rows of a block, at least
 
 
 @triton.jit
@@ -72,7 +73,7 @@ def gumbel(first, second, token, FAST: tl.constexpr):
 @triton.jit
 def _summarize(logits, token, valid, first, second, out_ptr, stride_field, block, rows, row_mask, stride_row,
                temperature, SAMPLE: tl.constexpr, TEMPERED: tl.constexpr, FAST: tl.constexpr):  # fmt: skip
-    """The five numbers of one vocabulary block for each row; logits, token, valid [N, rows]-like, rows along axis 1."""
+    """The five numbers of one vocabulary block for each row; logits, token, valid [N, rows], or 1 for one of them."""
     scaled = logits
     score = tl.where(valid, logits, float("-inf"))
     if SAMPLE:
@@ -110,10 +111,11 @@ def logits_kernel(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_live"])
 def head_kernel(
     x_ptr, w_ptr, keys_ptr, positions_ptr, out_ptr, rows_live, V, K, stride_keys, stride_field, stride_row,
-    temperature, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr, SAMPLE: tl.constexpr, TEMPERED: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    temperature, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr,
+    AHEAD: tl.constexpr, PDL: tl.constexpr, SAMPLE: tl.constexpr, TEMPERED: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Pass one inside the LM head's product x Wᵀ.  grid (rows / BM, ceil(V / BN)); x [rows, K], w [V, K]"""
     block, m0 = tl.program_id(1), tl.program_id(0) * BM
@@ -193,24 +195,24 @@ class HeadSampler:
     def __init__(self, stack: DecodeStack, max_rows: int):
         self.stack = stack
         self.vocab, self.hidden = stack.weights.head.shape
-        blocks = triton.cdiv(self.vocab, 32)  # no tile has fewer weight rows
-        self.parts = torch.empty(FIELDS * blocks * max_rows, dtype=torch.float32, device=stack.device)
+        blocks = triton.cdiv(self.vocab, LEAST_HEAD_TILE)
+        self.parts = torch.empty(FIELDS, max_rows, blocks, dtype=torch.float32, device=stack.device)
         self.draws = torch.zeros(2, max_rows, dtype=torch.int32, device=stack.device)
 
     def launch(self, rows: int, temperature: float) -> None:
         stack = self.stack
         t = stack.tiles("head", rows, self.vocab, self.hidden)
         blocks = triton.cdiv(self.vocab, t.bn)
-        step = stack.step
+        step, parts = stack.step, self.parts
         head_kernel[(triton.cdiv(rows, t.bm), blocks)](
-            stack.normed, stack.weights.head, step[KEY0], step[POSITION], self.parts, rows, self.vocab, self.hidden,
-            step.stride(0), blocks * rows, blocks, temperature, BN=t.bn, BM=t.bm, BK=t.bk, EVEN_K=t.even(self.hidden),
-            SAMPLE=temperature > 0, TEMPERED=temperature not in (0.0, 1.0), FAST=step.is_cuda, STAGES=t.stages,
-            AHEAD=t.ahead_of(self.hidden), PDL=stack.overlap, num_warps=t.warps,
+            stack.normed, stack.weights.head, step[KEY0], step[POSITION], parts, rows, self.vocab, self.hidden,
+            step.stride(0), parts.stride(0), parts.stride(1), temperature, BN=t.bn, BM=t.bm, BK=t.bk,
+            EVEN_K=t.even(self.hidden), SAMPLE=temperature > 0, TEMPERED=temperature not in (0.0, 1.0),
+            FAST=step.is_cuda, STAGES=t.stages, AHEAD=t.ahead_of(self.hidden), PDL=stack.overlap, num_warps=t.warps,
             launch_pdl=stack.overlap,
         )  # fmt: skip
         choose_kernel[(rows,)](
-            self.parts, self.draws, step[SLOT], stack.last, blocks, blocks * rows, blocks, self.draws.stride(0),
+            parts, self.draws, step[SLOT], stack.last, blocks, parts.stride(0), parts.stride(1), self.draws.stride(0),
             BLOCKS=triton.next_power_of_2(blocks), FEED=True, PDL=stack.overlap, num_warps=4,
             launch_pdl=stack.overlap,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The Triton sampler agrees with the noise and the log-probs of plain torch (in Triton's interpreter without a GPU)."""
+"""The Triton sampler agrees with the noise and log-probs of plain torch (in Triton's interpreter without a GPU)."""
 
 import pytest
 import torch

@@ -50,7 +50,7 @@ def test_three_steps_train_and_every_loss_equals_the_recomputed_one(tmp_path, mo
         expected = _loss([json.loads(line) for line in lines], "dapo")
         assert math.isclose(row["loss"], expected, rel_tol=1e-4, abs_tol=1e-6)
         assert row["ratio_error"] == 0.0
-        assert row["mismatch_mean"] <= 0.005
+        assert row["mismatch_mean"] <= 0.01
         assert row["mismatch_k3"] <= 1e-4
     assert trained
     print(f"peak {torch.cuda.max_memory_allocated() / 1e9:.1f} GB allocated, "
