@@ -31,7 +31,6 @@ from transformers.utils import logging as transformers_logging
 
 from config import Config, ModelConfig
 from modeling.attention import IMPLEMENTATION, NO_MASK, training_rows
-from modeling.compiled import compile_modules
 from modeling.logprob import TokenLogprobs, token_logprobs
 from modeling.shapes import shape_source
 
@@ -121,8 +120,6 @@ class Policy:
         self.model = build_model(config.model, config.train.seed, device)
         if config.model.gradient_checkpointing:
             enable_checkpointing(self.model)
-        if config.model.compile and device.type == "cuda":
-            compile_modules(self.model)
         module = TokenLogprobModule(self.model, config.model.attn_implementation, config.rollout.temperature)
         self.world_size = dist.get_world_size()
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here what its logger would not

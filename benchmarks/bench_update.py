@@ -54,13 +54,12 @@ def main() -> None:
     parser.add_argument("--workload", default="retool_64")
     parser.add_argument("--tokens", type=int, default=16384, help="train.max_tokens_per_micro_batch")
     parser.add_argument("--steps", type=int, default=4, help="the first warms up and is left out")
-    parser.add_argument("--no-compile", action="store_true", help="model.compile=false")
     parser.add_argument("--offload", action="store_true", help="train.offload_optimizer")
     options = parser.parse_args()
     device = torch.device("cuda")
     init_distributed(device)
     config = parse_config({
-        "model": {"path": f"x/{options.shape}", "random_weights": True, "compile": not options.no_compile}, "data": {"path": "none"},
+        "model": {"path": f"x/{options.shape}", "random_weights": True}, "data": {"path": "none"},
         "train": {"max_tokens_per_micro_batch": options.tokens, "offload_optimizer": options.offload},
     })  # fmt: skip
     policy = Policy(config, device)
@@ -79,7 +78,7 @@ def main() -> None:
     rate = matrix_rate(device)
     print(json.dumps({
         "benchmark": "update", "shape": options.shape, "workload": options.workload, "tokens": tokens,
-        "micro_batches": len(batches), "compile": not options.no_compile, "seconds": round(seconds, 3), "all_seconds": [round(t, 3) for t in times],
+        "micro_batches": len(batches),  "seconds": round(seconds, 3), "all_seconds": [round(t, 3) for t in times],
         "tokens_per_second": round(tokens / seconds), "tflops": round(6 * parameters * tokens / seconds / 1e12, 1),
         "share": round(6 * parameters * tokens / seconds / rate, 3), "matrix_tflops": round(rate / 1e12, 1),
         "peak_allocated_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2),
