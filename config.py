@@ -65,6 +65,7 @@ class RolloutConfig:
     kv_memory_fraction: float = 0.5  # of the GPU memory that is free after the engine is built; CUDA only
     kv_tokens: int | None = None  # tokens of KV cache; None: by kv_memory_fraction (CUDA), full contexts (CPU)
     prefill_tokens: int = 2048  # most prompt and tool tokens read in one step
+    forced_tokens: int = 64  # with graphs: as many new tokens of a row are fed one a step instead of read at once
     cuda_graphs: bool = True  # on CUDA: decode inside captured graphs
     deterministic: bool = False  # deliver tool results in submission order, so that timing cannot reorder anything
     # Groups of equal rewards are dropped, and up to so many further rounds sample other problems in their place; 0:
@@ -79,6 +80,7 @@ class RolloutConfig:
             value = getattr(self, name)
             require(value >= 1, f"rollout.{name}", value, "must be at least 1")
         require(self.max_refills >= 0, "rollout.max_refills", self.max_refills, "must be 0 (off) or more rounds")
+        require(self.forced_tokens >= 0, "rollout.forced_tokens", self.forced_tokens, "must be 0 (never) or more")
         require(
             self.samples_per_prompt >= 2, "rollout.samples_per_prompt", self.samples_per_prompt,
             "a group advantage compares samples of one prompt; set at least 2",

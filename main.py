@@ -240,7 +240,6 @@ def build_policy(config: Config, shape: Any, device: Any, chat: Any, tool: Any) 
     """The policy inside DeepSpeed, and the rollout engine over its live weights."""
     from policy import Policy, init_distributed, register_rollout_engine
     from rollout.cache import PagedCache, num_pages
-    from rollout.decoder import EagerDecoder
     from rollout.engine import RolloutEngine
 
     register_rollout_engine(RolloutEngine)
@@ -249,17 +248,44 @@ def build_policy(config: Config, shape: Any, device: Any, chat: Any, tool: Any) 
     rollout = config.rollout
     pages = num_pages(rollout, shape, policy.model.dtype, device)
     cache = PagedCache(shape, pages, rollout.page_size, policy.model.dtype, device)
+    decoder = build_decoder(config, policy.model, cache, device)
     engine = RolloutEngine(
-        EagerDecoder(policy.model, cache, config.model.attn_implementation),
+        decoder,
         chat,
         tool,
         decode_rows=rollout.decode_rows,
         page_size=rollout.page_size,
         num_pages=pages,
         prefill_tokens=rollout.prefill_tokens,
+        forced_tokens=rollout.forced_tokens if decoder.pipelined else 0,  # an eager step reads them at no extra cost
         deterministic=rollout.deterministic,
     )
     return policy, engine
+
+
+def build_decoder(config: Config, model: Any, cache: Any, device: Any) -> Any:
+    """Captured graphs on CUDA, unless rollout.cuda_graphs is off; eager decoding elsewhere."""
+    from rollout.decoder import EagerDecoder
+
+    eager = EagerDecoder(model, cache, config.model.attn_implementation)
+    if device.type != "cuda" or not config.rollout.cuda_graphs:
+        return eager
+    from modeling.fused import UnsupportedModel
+    from rollout.graphs import GraphDecoder
+    from rollout.prefill import FlashDecoder
+
+    half = config.model.dtype == "bfloat16" and config.model.attn_implementation == "auto"
+    try:
+        return GraphDecoder(
+            model,
+            cache,
+            FlashDecoder(model, cache) if half else eager,
+            max_rows=config.rollout.decode_rows,
+            context_length=config.rollout.context_length,
+            temperature=config.rollout.temperature,
+        )
+    except UnsupportedModel as error:
+        raise ConfigError("rollout.cuda_graphs", True, f"{error}; set it to false to decode eagerly") from error
 
 
 def sample_with(engine: Any) -> Any:
@@ -273,4 +299,7 @@ def sample_with(engine: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if "torch.distributed" in sys.modules and sys.modules["torch.distributed"].is_initialized():
+        sys.modules["torch.distributed"].destroy_process_group()
+    sys.exit(status)

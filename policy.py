@@ -13,6 +13,7 @@ import io
 import logging
 import os
 import random
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -30,7 +31,7 @@ from transformers.utils import logging as transformers_logging
 
 import lora
 from config import Config, ModelConfig
-from modeling.attention import IMPLEMENTATION, NO_MASK, SOFTMAX, Softmax, TrainingRows
+from modeling.attention import IMPLEMENTATION, NO_MASK, training_rows
 from modeling.logprob import TokenLogprobs, token_logprobs
 from modeling.shapes import shape_source
 from reference import Reference
@@ -59,6 +60,7 @@ def init_distributed(device: torch.device) -> None:
     if device.type == "cpu":
         # Its first use would compile C++ for 100 s, and fail where there is no compiler; gloo serves as well.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     backend = "nccl" if device.type == "cuda" else "gloo"
     if "RANK" in os.environ:
         deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
@@ -95,13 +97,14 @@ def enable_checkpointing(model: PreTrainedModel) -> None:
 class TokenLogprobModule(nn.Module):
     """What DeepSpeed wraps: a packed batch in, log-probabilities of its sampled tokens out."""
 
-    def __init__(self, model: PreTrainedModel, softmax: Softmax, temperature: float):
+    def __init__(self, model: PreTrainedModel, implementation: str, temperature: float):
         super().__init__()
         self.model = model
-        self._softmax, self._temperature = softmax, temperature
+        self._implementation, self._temperature = implementation, temperature
 
     def forward(self, batch: PackedBatch) -> TokenLogprobs:
-        rows = TrainingRows(batch.lengths, self._softmax, batch.input_ids.device)
+        like = cast(Tensor, self.model.get_input_embeddings().weight)
+        rows = training_rows(batch.lengths, self._implementation, like)
         hidden = self.model.base_model(
             input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=NO_MASK, use_cache=False,
             rows=rows,
@@ -121,10 +124,9 @@ class Policy:
             lora.add_adapters(self.model, config.lora, config.train.seed)
         if config.model.gradient_checkpointing:
             enable_checkpointing(self.model)
-        softmax = SOFTMAX[config.model.attn_implementation]
-        module = TokenLogprobModule(self.model, softmax, config.rollout.temperature)
+        module = TokenLogprobModule(self.model, config.model.attn_implementation, config.rollout.temperature)
         self.world_size = dist.get_world_size()
-        self._reference = build_reference(config, softmax, device)
+        self._reference = build_reference(config, device)
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here what its logger would not
             self._engine, self._optimizer, _, _ = deepspeed.initialize(
                 model=module, optimizer=build_optimizer(self.model, config), config=deepspeed_settings(config)
@@ -208,12 +210,12 @@ class Policy:
             self.model.save_pretrained(folder)
 
 
-def build_reference(config: Config, softmax: Softmax, device: torch.device) -> Reference | None:
+def build_reference(config: Config, device: torch.device) -> Reference | None:
     """The weights of before training; None where nothing asks for them, or where LoRA leaves them in the policy."""
     if config.loss.kl_coef == 0 or config.lora.rank:
         return None
     model = build_model(config.model, config.train.seed, device)
-    module = TokenLogprobModule(model, softmax, config.rollout.temperature)
+    module = TokenLogprobModule(model, config.model.attn_implementation, config.rollout.temperature)
     return Reference(module, device, stays=config.loss.kl_reference == "gpu")
 
 
