@@ -174,8 +174,8 @@ def rollout(engine: RolloutEngine, ranks: Ranks, rows: list[dict], samples: int,
     lengths = {row["prompt"]: row["prompt_tokens"] for row in rows}
     prompts = [[generator.randrange(300) for _ in range(lengths[i])] for i in range(len(lengths))]
     sampling = SamplingConfig(
-        max_new_tokens=CONTEXT - 1, temperature=1.0, n_samples_per_prompt=samples, max_turns=64, context_length=CONTEXT,
-        seed=number,
+        max_new_tokens=CONTEXT - 1, temperature=1.0, n_samples_per_prompt=samples, max_turns=64,
+        context_length=CONTEXT, seed=number,
     )  # fmt: skip
     ranks.gather(None)
     started = time.perf_counter()

@@ -20,7 +20,8 @@ pytestmark = [
 ]
 OFFLINE = [
     "model.random_weights=true", "model.tokenizer_path=models/tiny_qwen3",
-    "data.path=models/tiny_qwen3/problems.jsonl", "data.system_prompt=", "tool.preload=[]", "rollout.max_new_tokens=256",
+    "data.path=models/tiny_qwen3/problems.jsonl", "data.system_prompt=",
+    "tool.preload=[]", "rollout.max_new_tokens=256",
 ]  # fmt: skip
 
 
