@@ -1,9 +1,10 @@
 """`main.py audit RUN`: recomputes what a run recorded from its stored trajectories alone, and re-runs its tool calls.
 
 Deliberately separate code: it imports neither reward.py nor data.py nor losses.py, and restates their rules in the
-plainest way, so that a fault in one place shows as a disagreement. Per step: every reward from the tokens, every
-advantage from the rewards, the loss from advantages and token counts (with one update per rollout each ratio is 1, so
-the loss needs no model), the counts in the metrics line. Per call: status and text from a fresh run with its seed.
+plainest way, so that a fault in one place shows as a disagreement; only the file reader is shared. Per step: every
+reward from the tokens, every advantage from the rewards, the loss from advantages and token counts (with one update
+per rollout each ratio is 1, so the loss needs no model), the counts in the metrics line. Per call: status and text
+from a fresh run with its seed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from report.trajectories import read_step, stored_steps
+
 Row = dict[str, Any]
 
 
@@ -30,10 +33,13 @@ def audit(run_dir: Path, decode: Callable[[list[int]], str], tool: Any | None) -
     config = json.loads((run_dir / "config.json").read_text())
     counts: dict[str, int] = defaultdict(int)
     problems: list[str] = []
+    oldest = min(stored_steps(run_dir), default=1)
     for line in (run_dir / "metrics.jsonl").read_text().splitlines():
         metrics = json.loads(line)
-        path = run_dir / "trajectories" / f"step_{metrics['step']}.jsonl"
-        stored = [json.loads(text) for text in path.read_text().splitlines()]
+        if metrics["step"] < oldest:  # dropped by log.keep_trajectories
+            counts["steps without trajectories"] += 1
+            continue
+        stored = read_step(run_dir, metrics["step"])
         rows = [row for row in stored if row["stop"] != "tool_infra"]  # the sandbox spoilt these: no reward, no loss
         counts["steps"] += 1
         counts["rewards"] += len(rows)

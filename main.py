@@ -2,19 +2,22 @@
 
     main.py --config FILE [--set section.field=value ...] [--run-dir DIR] [--resume]
 
-trains. Everything that can be refused is refused before anything is written, before the model is built and before the
-GPU is touched: settings, data, prompts, batch maths. Errors are one line on standard error and exit status 2.
+trains; `audit`, `report`, `compare` and `replay` look at what a run left behind. Everything that can be refused is
+refused before anything is written, before the model is built and before the GPU is touched: settings, data, prompts,
+batch maths. Errors are one line on standard error and exit status 2.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import commands
 from config import Config, ConfigError, UserError, load_config
 
 USER_ERROR_STATUS = 2
@@ -23,9 +26,9 @@ USER_ERROR_STATUS = 2
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        if words[:1] == ["audit"]:
-            return _audit(_audit_parser().parse_args(words[1:]))
-        args = _parser().parse_args(words)
+        if words and words[0] in commands.NAMES:
+            return _look(commands.look_parser().parse_args(words))
+        args = commands.train_parser().parse_args(words)
         config = load_config(args.config, args.set)
         _train(config, Path(args.run_dir or config.log.run_dir or f"runs/{Path(args.config).stem}"), args.resume)
     except UserError as error:
@@ -35,56 +38,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="main.py",
-        description="Trains a tool-using language model with multi-turn GRPO, sampling from the weights it trains.",
-        epilog="Start with: main.py --config configs/tiny_cpu.json (two minutes on a laptop, no download).",
-    )
-    parser.add_argument("--config", required=True, metavar="FILE", help="JSON settings, e.g. configs/tiny_cpu.json")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE",
-        help="override one setting, e.g. --set train.steps=3; may be repeated",
-    )  # fmt: skip
-    parser.add_argument("--run-dir", metavar="DIR", help="where the run is written; default: runs/<config name>")
-    parser.add_argument("--resume", action="store_true", help="continue the run in DIR from its newest checkpoint")
-    return parser
-
-
-def _audit_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="main.py audit",
-        description="Recomputes a run's rewards, advantages and losses from its stored trajectories with separate "
-        "code, and runs its tool calls again. Exit status 1 where anything differs.",
-    )
-    parser.add_argument("run", metavar="RUN", help="the run's folder")
-    parser.add_argument("--no-tools", action="store_true", help="do not run the tool calls again")
-    return parser
-
-
 def _train(config: Config, run_dir: Path, resume: bool) -> None:
     resume_from = _check_run_dir(run_dir, resume)
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     check_batch(config, world_size)
 
+    from report.console import open_console
+    from report.trackers import check_trackers, open_trackers
+    from report.writers import RunWriter
     from trainer import Trainer
 
+    check_trackers(config.log)
     tokenizer = load_tokenizer(config)
     chat, data, eval_data = load_data(config, tokenizer)
     shape = check_model(config)
     tool = start_tool(config, rank)
+    console = open_console(config.train.steps) if rank == 0 else None
+    writer = None
     try:
         device = _device(config)
-        policy, engine = build_policy(config, shape, device, chat, tool)
+        policy, engine = build_policy(config, shape, device, chat, tool, console and console.progress)
         sample = sample_with(engine)
-        trainer = Trainer(
-            config, policy, sample, lambda: engine.stats, chat, tokenizer, data, eval_data, run_dir
-        )  # fmt: skip
-        if rank == 0:
+        if console:
+            run_dir.mkdir(parents=True, exist_ok=True)
             (run_dir / "config.json").write_text(config.to_json())
+            trackers = open_trackers(config.log, run_dir, dataclasses.asdict(config))
+            writer = RunWriter(run_dir, config.log.keep_trajectories, console, trackers)
+        trainer = Trainer(
+            config, policy, sample, lambda: engine.stats, chat, tokenizer, data, eval_data, run_dir, writer
+        )  # fmt: skip
         first = trainer.resume(resume_from) if resume_from else 0
         trainer.run(first)
     finally:
+        for opened in (writer, console):
+            if opened:
+                opened.close()
         if tool:
             tool.close()
 
@@ -105,6 +93,48 @@ def _audit(args: argparse.Namespace) -> int:
         print(problem)
     print(", ".join(f"{count} {name}" for name, count in counts.items()), "recomputed;", len(problems), "differ")
     return 1 if problems else 0
+
+
+def _look(args: argparse.Namespace) -> int:
+    """The commands that look at a finished run; exit status 1 where one finds a difference."""
+    if args.command in ("audit", "replay"):
+        return (_audit if args.command == "audit" else _replay)(args)
+    if args.command == "compare":
+        from report.compare import compare
+
+        print(compare(Path(args.a), Path(args.b), args.last, args.out))
+        return 0
+    from report.page import write_report
+
+    tokenizer = load_tokenizer(load_config(Path(args.run) / "config.json"))
+    print(write_report(Path(args.run), tokenizer, args.out, args.trajectories))
+    return 0
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from modeling.attention import SOFTMAX
+    from policy import build_model
+    from report import replay
+    from rollout.again import Again
+    from trainer import sampling_of
+
+    run_dir = Path(args.run)
+    row = replay.pick(run_dir, args.step, args.sample)
+    config = load_config(run_dir / "config.json")
+    folder = replay.weights_folder(run_dir, row["policy_step"], config.model.path)
+    stored = {"path": folder, "random_weights": False} if folder != config.model.path else {}
+    tokenizer = load_tokenizer(config)
+    chat, shape, tool = load_chat(config, tokenizer), check_model(config), start_tool(config, rank=0)
+    try:
+        model = build_model(dataclasses.replace(config.model, **stored), config.train.seed, _device(config))
+        engine = build_engine(config, shape, model, chat, tool)
+        again = Again(engine, model, SOFTMAX[config.model.attn_implementation], sampling_of(config))
+        result = replay.replay(row, again.sample, again.force, tokenizer.decode)
+    finally:
+        if tool:
+            tool.close()
+    print("\n".join(result.lines))
+    return 0 if result.equal else 1
 
 
 def _check_run_dir(run_dir: Path, resume: bool) -> Path | None:
@@ -219,21 +249,29 @@ def _device(config: Config) -> Any:
     return device
 
 
-def build_policy(config: Config, shape: Any, device: Any, chat: Any, tool: Any) -> tuple[Any, Any]:
+def build_policy(
+    config: Config, shape: Any, device: Any, chat: Any, tool: Any, progress: Any
+) -> tuple[Any, Any]:  # fmt: skip
     """The policy inside DeepSpeed, and the rollout engine over its live weights."""
     from policy import Policy, init_distributed, register_rollout_engine
-    from rollout.cache import PagedCache, num_pages
-    from rollout.decoder import EagerDecoder
     from rollout.engine import RolloutEngine
 
     register_rollout_engine(RolloutEngine)
     init_distributed(device)
     policy = Policy(config, device)
+    return policy, build_engine(config, shape, policy.model, chat, tool, progress)
+
+
+def build_engine(config: Config, shape: Any, model: Any, chat: Any, tool: Any, progress: Any = None) -> Any:
+    from rollout.cache import PagedCache, num_pages
+    from rollout.decoder import EagerDecoder
+    from rollout.engine import RolloutEngine
+
     rollout = config.rollout
-    pages = num_pages(rollout, shape, policy.model.dtype, device)
-    cache = PagedCache(shape, pages, rollout.page_size, policy.model.dtype, device)
-    engine = RolloutEngine(
-        EagerDecoder(policy.model, cache, config.model.attn_implementation),
+    pages = num_pages(rollout, shape, model.dtype, model.device)
+    cache = PagedCache(shape, pages, rollout.page_size, model.dtype, model.device)
+    return RolloutEngine(
+        EagerDecoder(model, cache, config.model.attn_implementation),
         chat,
         tool,
         decode_rows=rollout.decode_rows,
@@ -241,8 +279,8 @@ def build_policy(config: Config, shape: Any, device: Any, chat: Any, tool: Any) 
         num_pages=pages,
         prefill_tokens=rollout.prefill_tokens,
         deterministic=rollout.deterministic,
+        progress=progress,
     )
-    return policy, engine
 
 
 def sample_with(engine: Any) -> Any:

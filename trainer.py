@@ -22,16 +22,12 @@ import checkpoint
 import evaluation
 from config import Config, TrainConfig, UserError
 from data import Problem, ProblemStream, collate
-from report.writers import RunWriter, console_line
+from report.writers import RunWriter
 from reward import Grade, grade_trajectory, score
 from rollout.records import RolloutRecord, SamplingConfig, Scored, StopReason
 from update import UpdateStats, update
 
 MAX_INFRA_SHARE = 0.01  # of a step's trajectories; above it the sandbox is broken and training on would be noise
-SHOWN = (
-    "reward", "correct", "loss", "clip_fraction", "entropy", "grad_norm", "mismatch_mean", "length", "turns",
-    "tool_error_rate", "eval_avg_at_k", "rollout_tokens_per_second", "update_tokens_per_second", "seconds",
-)  # fmt: skip
 
 
 class InfraError(UserError, RuntimeError):
@@ -60,13 +56,15 @@ class Trainer:
         data: TrainingData,
         eval_data: TrainingData | None,
         run_dir: Path,
+        writer: RunWriter | None,
     ):
+        """writer: on rank 0; None on the others."""
         self.config, self.policy, self.chat, self.tokenizer = config, policy, chat, tokenizer
         self.data, self.eval_data, self.run_dir = data, eval_data, run_dir
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.stream = ProblemStream(len(data.problems), config.train.seed, config.data.shuffle)
         self._sample, self._rollout_stats = sample, rollout_stats
-        self._writer = RunWriter(run_dir) if self.rank == 0 else None
+        self._writer = writer
         self._seconds: dict[str, float] = {}
         self.train_seconds = 0.0
 
@@ -87,7 +85,6 @@ class Trainer:
                 row |= self.evaluate(done)
             if self._writer:
                 self._writer.metrics(row)
-                print(console_line(row, steps, SHOWN), flush=True)
             if _due(done, self.config.train.save_every, steps):
                 checkpoint.save(
                     self.run_dir, done, self.policy, self.tokenizer.save_pretrained, self.rank, dist.barrier
@@ -98,7 +95,7 @@ class Trainer:
         started = time.perf_counter()
         indices = self.stream.indices(step, self.config.rollout.prompts_per_step)
         with self._clock("rollout"):
-            records = self._rollout(step, [self.data.prompts[i] for i in indices], self._sampling())
+            records = self._rollout(step, [self.data.prompts[i] for i in indices], sampling_of(self.config))
         with self._clock("reward"):
             scored = self._score(records, indices)
         stats = None
@@ -113,17 +110,6 @@ class Trainer:
         self._seconds["total"] = time.perf_counter() - started
         self.train_seconds += self._seconds["total"]
         return self._row(step, records, scored, stats)
-
-    def _sampling(self) -> SamplingConfig:
-        rollout = self.config.rollout
-        return SamplingConfig(
-            max_new_tokens=rollout.max_new_tokens,
-            temperature=rollout.temperature,
-            n_samples_per_prompt=rollout.samples_per_prompt,
-            max_turns=rollout.max_turns,
-            context_length=rollout.context_length,
-            seed=self.config.train.seed,
-        )
 
     def _rollout(self, step: int, prompts: Sequence[list[int]], sampling: SamplingConfig) -> list[RolloutRecord]:
         """This rank's share of the prompts, then every rank's records in (prompt, sample) order."""
@@ -159,7 +145,7 @@ class Trainer:
         """The policy after `step` steps on eval.path; training state is not touched."""
         assert self.eval_data is not None
         sampling = dataclasses.replace(
-            self._sampling(),
+            sampling_of(self.config),
             temperature=self.config.eval.temperature,
             n_samples_per_prompt=self.config.eval.samples_per_prompt,
             seed=self.config.train.seed + evaluation.SEED_OFFSET,
@@ -215,6 +201,19 @@ class Trainer:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self._seconds[phase] = time.perf_counter() - started
+
+
+def sampling_of(config: Config) -> SamplingConfig:
+    """How training samples."""
+    rollout = config.rollout
+    return SamplingConfig(
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=rollout.temperature,
+        n_samples_per_prompt=rollout.samples_per_prompt,
+        max_turns=rollout.max_turns,
+        context_length=rollout.context_length,
+        seed=config.train.seed,
+    )
 
 
 def _due(done: int, every: int, steps: int) -> bool:

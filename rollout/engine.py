@@ -10,7 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,6 +37,7 @@ class RolloutRequest:
     prompts: Sequence[Sequence[int]]  # token ids of each prompt
     prompt_indices: Sequence[int]
     policy_step: int
+    sample_indices: Sequence[int] | None = None  # which samples of each prompt; None: all of them
 
 
 @dataclass(slots=True)
@@ -83,13 +84,15 @@ class RolloutEngine:
         num_pages: int,
         prefill_tokens: int,
         deterministic: bool = False,
+        progress: Callable[[int, int, int, int], None] | None = None,
     ):
+        """progress: called each step with trajectories done and in all, tokens sampled, turns whose tool runs."""
         self._decoder, self._chat, self._tool = decoder, chat, tool
         self._limits = {
             "decode_rows": decode_rows, "page_size": page_size, "num_pages": num_pages,
             "prefill_tokens": prefill_tokens,
         }  # fmt: skip
-        self._deterministic = deterministic
+        self._deterministic, self._progress = deterministic, progress
         self.stats = RolloutStats()
 
     def generate(self, request: RolloutRequest, sampling: SamplingConfig) -> list[RolloutRecord]:
@@ -107,6 +110,10 @@ class RolloutEngine:
             draws = self._decoder.run([chunk for _, chunk in plan], sampling.temperature)
             run.advance([slot for slot, chunk in plan if chunk.sample], draws.tokens, draws.logprobs)
             run.count([chunk for _, chunk in plan])
+            if self._progress:
+                done = len(run.records)
+                total = done + run.scheduler.num_unfinished
+                self._progress(done, total, self.stats.decode_tokens, run.num_open_turns)
         self.stats.seconds = time.perf_counter() - started
         self.stats.preemptions, self.stats.reused_tokens = run.scheduler.preemptions, run.scheduler.reused_tokens
         return sorted(run.records, key=lambda r: (r.prompt_index, r.sample_index))
@@ -130,10 +137,15 @@ class _Run:
         self._episodes: dict[int, Episode] = {}  # by order
         self._open: list[_OpenTurn] = []  # in order of submission
 
+    @property
+    def num_open_turns(self) -> int:
+        return len(self._open)
+
     def submit(self, request: RolloutRequest) -> None:
         order = 0
+        samples = request.sample_indices or range(self._sampling.n_samples_per_prompt)
         for index, prompt in zip(request.prompt_indices, request.prompts, strict=True):
-            for sample_index in range(self._sampling.n_samples_per_prompt):
+            for sample_index in samples:
                 episode = Episode(
                     prompt, prompt_index=index, sample_index=sample_index, policy_step=request.policy_step,
                     sampling=self._sampling,

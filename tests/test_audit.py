@@ -7,6 +7,7 @@ import json
 import pytest
 
 from audit import audit
+from tests.builders import write_rows
 from tests.test_engine import FakeTool, Result
 
 TEXTS = {1: r"\boxed{7}", 2: r"\boxed{8}", 3: "no box"}
@@ -34,8 +35,7 @@ def run_audit(tmp_path, row_list, metric, config=CONFIG):
     (tmp_path / "trajectories").mkdir(exist_ok=True)
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "metrics.jsonl").write_text(json.dumps(metric) + "\n")
-    lines = "".join(json.dumps(row) + "\n" for row in row_list)
-    (tmp_path / "trajectories/step_1.jsonl").write_text(lines)
+    write_rows(tmp_path, 1, row_list)
     tool = FakeTool(lambda code: Result("ok", "7"))
     return audit(tmp_path, lambda ids: TEXTS[ids[0]], tool)
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import checkpoint
 import main as program
+from report.trajectories import read_step
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
@@ -45,7 +46,7 @@ def numbers(run_dir: Path) -> list[dict]:
 
 def trajectories(run_dir: Path, step: int) -> list[dict]:
     """Rows of a step, tool times and behaviour log-probs aside."""
-    rows = [json.loads(line) for line in (run_dir / f"trajectories/step_{step}.jsonl").read_text().splitlines()]
+    rows = read_step(run_dir, step)
     for row in rows:
         del row["logprobs"]
         for call in (call for turn in row["turns"] for call in turn["calls"]):
@@ -108,7 +109,7 @@ def test_a_resumed_run_continues_bit_for_bit_and_runs_only_the_remaining_steps(s
     checkpoint.shutil.rmtree(tmp_path / "checkpoints/step_4")
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_text("".join(lines[:3]))
-    (tmp_path / "trajectories/step_4.jsonl").unlink()
+    (tmp_path / "trajectories/step_4.parquet").unlink()
     assert run(tmp_path, resume=True) == 0
     assert numbers(tmp_path) == numbers(straight)
     for step in (1, 2, 3, 4):
