@@ -122,7 +122,7 @@ def _replay(args: argparse.Namespace) -> int:
     row = replay.pick(run_dir, args.step, args.sample)
     config = load_config(run_dir / "config.json")
     folder = replay.weights_folder(run_dir, row["policy_step"], config.model.path)
-    stored = {"path": folder, "random_weights": False} if folder != config.model.path else {}
+    stored: dict[str, Any] = {"path": folder, "random_weights": False} if folder != config.model.path else {}
     tokenizer = load_tokenizer(config)
     chat, shape, tool = load_chat(config, tokenizer), check_model(config), start_tool(config, rank=0)
     try:

@@ -26,9 +26,12 @@ class ReplayError(UserError, LookupError):
 class ForcedDraws(Protocol):
     """The part of `rollout.again.ForcedDraws` that is read here; one entry a sampled token."""
 
-    tokens: list[int]
-    margins: list[float]
-    logprobs: list[float]
+    @property
+    def tokens(self) -> Sequence[int]: ...  # what the noise chooses now
+    @property
+    def margins(self) -> Sequence[float]: ...  # its score minus the recorded token's
+    @property
+    def logprobs(self) -> Sequence[float]: ...  # of the recorded tokens
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ def open_trackers(log: LogConfig, run_dir: Path, settings: dict[str, Any]) -> li
         opened.append(TensorBoard(run_dir / "tensorboard"))
     for name in log.trackers:
         if name != "tensorboard":
-            kind = {"wandb": WeightsAndBiases, "trackio": Trackio}[name]
+            kind: Any = WeightsAndBiases if name == "wandb" else Trackio
             opened.append(kind(log.project, run_dir, _run_id(run_dir), settings))
     return opened
 
