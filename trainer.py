@@ -93,6 +93,7 @@ class Trainer:
     def train_step(self, step: int) -> dict[str, Any]:
         """One step; the metrics row. `step` counts from 0, the row's "step" from 1."""
         started = time.perf_counter()
+        self._seconds.clear()
         indices = self.stream.indices(step, self.config.rollout.prompts_per_step)
         with self._clock("rollout"):
             records = self._rollout(step, [self.data.prompts[i] for i in indices], sampling_of(self.config))

@@ -107,14 +107,14 @@ def _turn(turn: Any) -> dict[str, Any]:
     return {"start": turn.start, "end": turn.end, "ended": turn.ended, "calls": calls}
 
 
-def read_table(run_dir: Path, step: int) -> pa.Table:
-    """A step's rows as an Arrow table of `SCHEMA`. Raises TrajectoryError where the step is not kept."""
+def read_table(run_dir: Path, step: int, columns: list[str] | None = None) -> pa.Table:
+    """A step's rows as an Arrow table of `SCHEMA`, or of some of its columns. Raises TrajectoryError."""
     path = step_path(run_dir, step)
     if not path.exists():
         steps = stored_steps(run_dir)
         kept = f"kept are steps {steps[0]} to {steps[-1]}" if steps else "the run keeps none"
         raise TrajectoryError(f"{run_dir}: no trajectories of step {step}; {kept} (see log.keep_trajectories)")
-    return pq.read_table(path, schema=SCHEMA)
+    return pq.read_table(path, columns=columns)
 
 
 def read_step(run_dir: Path, step: int) -> list[dict[str, Any]]:
