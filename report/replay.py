@@ -59,7 +59,7 @@ def weights_folder(run_dir: Path, policy_step: int, first: str) -> str:
     if (folder / "state.json").exists():
         return str(folder)
     made = (path.parent.name.removeprefix("step_") for path in (run_dir / "checkpoints").glob("step_*/state.json"))
-    able = sorted({1} | {int(step) + 1 for step in made} & set(stored_steps(run_dir)))
+    able = sorted(({1} | {int(step) + 1 for step in made}) & set(stored_steps(run_dir)))
     raise ReplayError(
         f"--step={policy_step + 1}: needs the weights after step {policy_step}, and there is no such checkpoint; "
         f"can be replayed: {', '.join(map(str, able))} (train.save_every sets how many)"
@@ -118,7 +118,8 @@ def _call_differences(row: Row, new: RolloutRecord) -> list[str]:
 def _describe(place: int, row: Row, new: RolloutRecord, decode: Callable[[Sequence[int]], str]) -> str:
     old_ids, new_ids = row["token_ids"], new.token_ids
     was, now = (repr(decode([ids[place]])) if place < len(ids) else "the end" for ids in (old_ids, new_ids))
-    kind = "sampled" if place < len(old_ids) and row["sampled"][place] else "appended"
+    drawn = row["sampled"] if place < len(old_ids) else new.sampled
+    kind = "sampled" if drawn[place] else "appended"
     return f"token {place} ({kind}) was {was}, now {now}; {place} tokens before it are equal"
 
 
