@@ -52,6 +52,10 @@ def audit(run_dir: Path, decode: Callable[[list[int]], str], tool: Any | None) -
     return dict(counts), problems
 
 
+def summary(counts: dict[str, int], problems: list[str]) -> str:
+    return f"{', '.join(f'{count} {name}' for name, count in counts.items())} recomputed; {len(problems)} differ"
+
+
 def _step_problems(config: Row, metrics: Row, rows: list[Row], decode: Callable[[list[int]], str]) -> Iterator[str]:
     groups: dict[int, list[Row]] = defaultdict(list)
     for row in rows:

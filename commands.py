@@ -20,6 +20,7 @@ def train_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--run-dir", metavar="DIR", help="where the run is written; default: runs/<config name>")
     parser.add_argument("--resume", action="store_true", help="continue the run in DIR from its newest checkpoint")
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher adds it; we read LOCAL_RANK
     return parser
 
 

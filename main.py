@@ -10,7 +10,7 @@ batch maths. Errors are one line on standard error and exit status 2.
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -19,8 +19,12 @@ from typing import Any
 
 import commands
 from config import Config, ConfigError, UserError, load_config
+from schema import differences, read_json
 
 USER_ERROR_STATUS = 2
+FIXED_BY_THE_CURSOR = (
+    "data.path", "data.shuffle", "train.seed", "rollout.trajectories_per_step", "rollout.samples_per_prompt",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,13 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(config: Config, run_dir: Path, resume: bool) -> None:
-    resume_from = _check_run_dir(run_dir, resume)
+    resume_from = _check_run_dir(config, run_dir, resume)
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     check_batch(config, world_size)
 
     from report.console import open_console
-    from report.trackers import check_trackers, open_trackers
-    from report.writers import RunWriter
+    from report.trackers import check_trackers
+    from report.writers import open_writer
     from trainer import Trainer
 
     check_trackers(config.log)
@@ -58,27 +62,20 @@ def _train(config: Config, run_dir: Path, resume: bool) -> None:
     try:
         device = _device(config)
         policy, engine = build_policy(config, shape, device, chat, tool, console and console.progress)
-        sample = sample_with(engine)
-        if console:
-            run_dir.mkdir(parents=True, exist_ok=True)
-            (run_dir / "config.json").write_text(config.to_json())
-            trackers = open_trackers(config.log, run_dir, dataclasses.asdict(config))
-            writer = RunWriter(run_dir, config.log.keep_trajectories, console, trackers)
+        writer = open_writer(config, run_dir, console) if console else None
         trainer = Trainer(
-            config, policy, sample, lambda: engine.stats, chat, tokenizer, data, eval_data, run_dir, writer
+            config, policy, sample_with(engine), lambda: engine.stats, chat, tokenizer, data, eval_data, run_dir, writer
         )  # fmt: skip
         first = trainer.resume(resume_from) if resume_from else 0
         trainer.run(first)
     finally:
-        for opened in (writer, console):
+        for opened in (writer, console, tool):
             if opened:
                 opened.close()
-        if tool:
-            tool.close()
 
 
 def _audit(args: argparse.Namespace) -> int:
-    from audit import audit
+    from audit import audit, summary
 
     run_dir = Path(args.run)
     config = load_config(run_dir / "config.json")
@@ -89,9 +86,7 @@ def _audit(args: argparse.Namespace) -> int:
     finally:
         if tool:
             tool.close()
-    for problem in problems[:50]:
-        print(problem)
-    print(", ".join(f"{count} {name}" for name, count in counts.items()), "recomputed;", len(problems), "differ")
+    print("\n".join([*problems[:50], summary(counts, problems)]))
     return 1 if problems else 0
 
 
@@ -121,12 +116,11 @@ def _replay(args: argparse.Namespace) -> int:
     run_dir = Path(args.run)
     row = replay.pick(run_dir, args.step, args.sample)
     config = load_config(run_dir / "config.json")
-    folder = replay.weights_folder(run_dir, row["policy_step"], config.model.path)
-    stored: dict[str, Any] = {"path": folder, "random_weights": False} if folder != config.model.path else {}
+    weights = replay.weights_before(config.model, run_dir, row["policy_step"])
     tokenizer = load_tokenizer(config)
     chat, shape, tool = load_chat(config, tokenizer), check_model(config), start_tool(config, rank=0)
     try:
-        model = build_model(dataclasses.replace(config.model, **stored), config.train.seed, _device(config))
+        model = build_model(weights, config.train.seed, _device(config))
         engine = build_engine(config, shape, model, chat, tool)
         again = Again(engine, model, SOFTMAX[config.model.attn_implementation], sampling_of(config))
         result = replay.replay(row, again.sample, again.force, tokenizer.decode)
@@ -137,15 +131,24 @@ def _replay(args: argparse.Namespace) -> int:
     return 0 if result.equal else 1
 
 
-def _check_run_dir(run_dir: Path, resume: bool) -> Path | None:
+def _check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     """The checkpoint to resume from. A folder that holds a run is never overwritten."""
     from checkpoint import CheckpointError, find_latest
 
+    if not resume:
+        if (run_dir / "metrics.jsonl").exists():
+            raise ConfigError("--run-dir", str(run_dir), "already holds a run; add --resume, or name another folder")
+        return None
     latest = find_latest(run_dir)
-    if resume and latest is None:
+    if latest is None:
         raise CheckpointError(f"{run_dir}: no complete checkpoint to resume from; start without --resume")
-    if not resume and (run_dir / "metrics.jsonl").exists():
-        raise ConfigError("--run-dir", str(run_dir), "already holds a run; add --resume, or name another folder")
+    changed = differences(read_json(run_dir / "config.json"), json.loads(config.to_json()))
+    for name, (before, now) in changed.items():
+        if name in FIXED_BY_THE_CURSOR:
+            raise ConfigError(name, now, f"was {before!r} in the run to resume, and fixes which problems are done; "
+                              f"set it back, or start a new run with model.path={latest}")  # fmt: skip
+        if os.environ.get("RANK", "0") == "0":
+            print(f"resuming with {name} changed from {before!r} to {now!r}", flush=True)
     return latest
 
 
@@ -287,8 +290,8 @@ def sample_with(engine: Any) -> Any:
     """The engine as the plain function that the trainer takes."""
     from rollout.engine import RolloutRequest
 
-    def sample(prompts: Any, prompt_indices: Any, step: int, sampling: Any) -> Any:
-        return engine.generate(RolloutRequest(prompts, prompt_indices, step), sampling)
+    def sample(prompts: Any, step: int, take: Any, sampling: Any) -> Any:
+        return engine.generate(RolloutRequest(prompts, step, take), sampling)
 
     return sample
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 import checkpoint
 import evaluation
 from config import Config, TrainConfig, UserError
 from data import Problem, ProblemStream, collate
+from interruption import Interruption, Request
+from ranks import Ranks
 from report.writers import RunWriter
 from reward import Grade, grade_trajectory, score
 from rollout.records import RolloutRecord, SamplingConfig, Scored, StopReason
@@ -49,7 +50,7 @@ class Trainer:
         self,
         config: Config,
         policy: Any,
-        sample: Callable[[Sequence[list[int]], Sequence[int], int, SamplingConfig], list[RolloutRecord]],
+        sample: Callable[[Sequence[list[int]], int, Callable[[], int], SamplingConfig], list[RolloutRecord]],
         rollout_stats: Callable[[], Any],
         chat: Any,
         tokenizer: Any,
@@ -61,8 +62,12 @@ class Trainer:
         """writer: on rank 0; None on the others."""
         self.config, self.policy, self.chat, self.tokenizer = config, policy, chat, tokenizer
         self.data, self.eval_data, self.run_dir = data, eval_data, run_dir
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.ranks = Ranks()
         self.stream = ProblemStream(len(data.problems), config.train.seed, config.data.shuffle)
+        self._store = checkpoint.CheckpointStore(
+            run_dir, policy, lambda folder: tokenizer.save_pretrained(folder), rank=self.ranks.rank,
+            gather=self.ranks.gather, keep=config.train.keep_checkpoints,
+        )  # fmt: skip
         self._sample, self._rollout_stats = sample, rollout_stats
         self._writer = writer
         self._seconds: dict[str, float] = {}
@@ -70,25 +75,31 @@ class Trainer:
 
     def resume(self, folder: Path) -> int:
         """Continues from a checkpoint; returns the steps already taken."""
-        step = checkpoint.load(folder, self.policy)
+        state = checkpoint.load(folder, self.policy, self.ranks.rank, self.ranks.gather)
         if self._writer:
-            self._writer.rewind(step)
-        return step
+            self._writer.rewind(state["step"])
+        return state["step"]
 
     def run(self, first_step: int = 0) -> None:
-        """Steps `first_step` (from 0) to the last, each with its checkpoint where one is due."""
+        """Steps `first_step` (from 0) to the last, or until a signal or train.max_minutes asks for an end.
+
+        A checkpoint is written while the next rollout runs, and is in its place before the next update.
+        """
         steps = self.config.train.steps
-        for step in range(first_step, steps):
-            row = self.train_step(step)
-            done = step + 1
-            if self.eval_data and _due(done, self.config.eval.every, steps):
-                row |= self.evaluate(done)
-            if self._writer:
-                self._writer.metrics(row)
-            if _due(done, self.config.train.save_every, steps):
-                checkpoint.save(
-                    self.run_dir, done, self.policy, self.tokenizer.save_pretrained, self.rank, dist.barrier
-                )
+        with Interruption(self.config.train.max_minutes) as interruption:
+            for step in range(first_step, steps):
+                row = self.train_step(step)
+                done = step + 1
+                if self.eval_data and _due(done, self.config.eval.every, steps):
+                    row |= self.evaluate(done)
+                if self._writer:
+                    self._writer.metrics(row)
+                request = interruption.agreed(self.ranks.gather)
+                if request or _due(done, self.config.train.save_every, steps):
+                    self._store.begin(done, {"score": row.get("eval_avg_at_k")})
+                if request is Request.STOP:
+                    break
+            self._store.finish()
 
     def train_step(self, step: int) -> dict[str, Any]:
         """One step; the metrics row. `step` counts from 0, the row's "step" from 1."""
@@ -100,6 +111,8 @@ class Trainer:
         with self._clock("reward"):
             scored = self._score(records, indices)
         stats = None
+        with self._clock("save"):
+            self._store.finish()
         with self._clock("update"):
             batches = self._batches(scored)
             if batches:
@@ -113,14 +126,11 @@ class Trainer:
         return self._row(step, records, scored, stats)
 
     def _rollout(self, step: int, prompts: Sequence[list[int]], sampling: SamplingConfig) -> list[RolloutRecord]:
-        """This rank's share of the prompts, then every rank's records in (prompt, sample) order."""
-        mine = range(self.rank, len(prompts), self.world_size)
+        """Every rank's records in (prompt, sample) order; ranks draw the work from one counter."""
         self.policy.eval()
-        records = self._sample([prompts[i] for i in mine], list(mine), step, sampling)
-        if self.world_size > 1:
-            parts: list[list[RolloutRecord]] = [[] for _ in range(self.world_size)]
-            dist.all_gather_object(parts, records)
-            records = [record for part in parts for record in part]
+        take = self.ranks.counter(f"{sampling.seed} {step}")
+        mine = self._sample(prompts, step, take, sampling)
+        records = [record for part in self.ranks.gather(mine) for record in part]
         return sorted(records, key=lambda r: (r.prompt_index, r.sample_index))
 
     def _score(self, records: Sequence[RolloutRecord], indices: Sequence[int]) -> list[Scored]:
@@ -161,7 +171,7 @@ class Trainer:
         if not any(s.advantage for s in scored):
             return []
         limit = self.config.train.max_tokens_per_micro_batch
-        return collate(scored, self.config.loss.policy, limit, self.world_size)[self.rank]
+        return collate(scored, self.config.loss.policy, limit, self.ranks.world_size)[self.ranks.rank]
 
     def _row(
         self, step: int, records: Sequence[RolloutRecord], scored: Sequence[Scored], stats: UpdateStats | None

@@ -7,12 +7,13 @@ The model, the engine and the tool are built by main.py and arrive as functions.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from config import UserError
+from config import ModelConfig, UserError
 from report.trajectories import read_step, stored_steps
 from rollout.records import RolloutRecord
 
@@ -48,16 +49,16 @@ def pick(run_dir: Path, step: int, sample: int) -> Row:
     return rows[sample]
 
 
-def weights_folder(run_dir: Path, policy_step: int, first: str) -> str:
-    """Where the weights lie that had taken `policy_step` steps; first: model.path, those of step 0.
+def weights_before(model: ModelConfig, run_dir: Path, policy_step: int) -> ModelConfig:
+    """Where the weights lie that had taken `policy_step` steps; model: the run's, those of step 0.
 
     Raises ReplayError where no checkpoint was kept at that step, naming the steps that can be replayed.
     """
     if policy_step == 0:
-        return first
+        return model
     folder = run_dir / "checkpoints" / f"step_{policy_step}"
     if (folder / "state.json").exists():
-        return str(folder)
+        return dataclasses.replace(model, path=str(folder), random_weights=False)
     made = (path.parent.name.removeprefix("step_") for path in (run_dir / "checkpoints").glob("step_*/state.json"))
     able = sorted(({1} | {int(step) + 1 for step in made}) & set(stored_steps(run_dir)))
     raise ReplayError(

@@ -6,15 +6,17 @@ the trajectories at most `log.keep_trajectories` stay, the newest whole steps, a
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from config import Config
 from report import trajectories
 from report.console import Console
-from report.trackers import Tracker
+from report.trackers import Tracker, open_trackers
 from rollout.records import RolloutRecord, Scored
 
 
@@ -63,6 +65,14 @@ class RunWriter:
     def _remove(self, step: int) -> None:
         trajectories.step_path(self._run_dir, step).unlink()
         del self._kept[step]
+
+
+def open_writer(config: Config, run_dir: Path, console: Console) -> RunWriter:
+    """Makes the run folder with the resolved config, and opens what the config names."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "config.json").write_text(config.to_json())
+    trackers = open_trackers(config.log, run_dir, dataclasses.asdict(config))
+    return RunWriter(run_dir, config.log.keep_trajectories, console, trackers)
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -39,8 +39,10 @@ class Again:
 
     def sample(self, row: dict[str, Any]) -> RolloutRecord:
         prompt = row["token_ids"][: row["turns"][0]["start"]]
-        request = RolloutRequest([prompt], [row["prompt_index"]], row["policy_step"], [row["sample_index"]])
-        [record] = self._engine.generate(request, self._sampling)
+        index, samples = row["prompt_index"], self._sampling.n_samples_per_prompt
+        prompts = [prompt] * (index + 1)  # only the last is sampled; its place among them keys the noise
+        take = iter([index * samples + row["sample_index"], len(prompts) * samples]).__next__
+        [record] = self._engine.generate(RolloutRequest(prompts, row["policy_step"], take), self._sampling)
         return record
 
     def force(self, row: dict[str, Any], places: Sequence[int]) -> ForcedDraws:

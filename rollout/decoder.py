@@ -18,6 +18,8 @@ from rollout.cache import PagedCache, PagedRows, Span
 from rollout.sampler import sample
 from rollout.scheduler import Chunk
 
+LAST_DRAW = -1  # stands for a token that the device has drawn and the host has not read yet
+
 
 @dataclass(frozen=True, slots=True)
 class Draws:
@@ -27,17 +29,45 @@ class Draws:
     logprobs: list[float]
 
 
+class Pending(Protocol):
+    """The draws of a step that may still be running."""
+
+    def read(self) -> Draws: ...
+
+
 class Decoder(Protocol):
-    def run(self, chunks: Sequence[Chunk], temperature: float) -> Draws:
-        """Computes the chunks' tokens, leaves their keys in the cache, and draws where a chunk samples."""
+    """Computes chunks, leaves their keys in the cache, and draws where a chunk samples.
+
+    pipelined: `submit` may be called once more before the step before is read; a row that drew in that step then names
+    `LAST_DRAW` as its token. Steps are computed in the order of submission.
+    """
+
+    pipelined: bool
+
+    def submit(self, chunks: Sequence[Chunk], temperature: float) -> Pending: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that was computed when it was submitted."""
+
+    draws: Draws
+
+    def read(self) -> Draws:
+        return self.draws
 
 
 class EagerDecoder:
     """One forward over all chunks, long and short, as one packed line."""
 
+    pipelined = False
+
     def __init__(self, model: PreTrainedModel, cache: PagedCache, attn_implementation: str):
         self._model, self._cache = model, cache
         self._softmax = SOFTMAX[attn_implementation]
+
+    def submit(self, chunks: Sequence[Chunk], temperature: float) -> Done:
+        return Done(self.run(chunks, temperature))
 
     @torch.no_grad()
     def run(self, chunks: Sequence[Chunk], temperature: float) -> Draws:

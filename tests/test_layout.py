@@ -24,6 +24,8 @@ ALLOWED: dict[str, set[str] | None] = {
     "checkpoint": {"config"},
     "commands": set(),
     "audit": {"report.trajectories"},
+    "interruption": set(),
+    "ranks": set(),
     "tools": {"config", "sandbox"},
     "reward": {"config", "rollout.records"},
     "data": {"config", "reward", "rollout.records"},
@@ -32,9 +34,12 @@ ALLOWED: dict[str, set[str] | None] = {
     "policy": {"config", "modeling", "rollout.records"},
     "update": {"config", "data", "losses", "modeling"},
     "evaluation": {"config", "reward", "rollout.records"},
-    "trainer": {"config", "checkpoint", "data", "evaluation", "report", "reward", "rollout.records", "update"},
+    "trainer": {
+        "config", "checkpoint", "data", "evaluation", "interruption", "ranks", "report", "reward", "rollout.records",
+        "update",
+    },
     "main": ANY_OF_OURS,
-}
+}  # fmt: skip
 # Where heavy libraries may come in.
 MAY_IMPORT = {"deepspeed": {"policy", "main"}}
 NO_TORCH = (

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from report.replay import ReplayError, pick, replay, weights_folder
+from config import ModelConfig
+from report.replay import ReplayError, pick, replay, weights_before
 from report.trajectories import read_step, write_step
 from rollout.records import RolloutRecord, ToolCall
 from tests.builders import record, scored
@@ -107,7 +108,9 @@ def test_weights_come_from_the_model_or_the_checkpoint_before_the_step(tmp_path)
         folder.mkdir(parents=True)
         if complete:
             (folder / "state.json").write_text("{}")
-    assert weights_folder(tmp_path, 0, "models/m") == "models/m"
-    assert weights_folder(tmp_path, 2, "models/m") == str(tmp_path / "checkpoints/step_2")
+    model = ModelConfig(path="models/m", random_weights=True)
+    assert weights_before(model, tmp_path, 0) is model
+    later = weights_before(model, tmp_path, 2)
+    assert (later.path, later.random_weights) == (str(tmp_path / "checkpoints/step_2"), False)
     with pytest.raises(ReplayError, match="no such checkpoint; can be replayed: 1, 3 "):
-        weights_folder(tmp_path, 1, "models/m")
+        weights_before(model, tmp_path, 1)
