@@ -125,7 +125,9 @@ class Trackio:
         self._run = trackio.init(project=project, name=name, resume="allow", config=settings, embed=False)
 
     def log(self, row: dict[str, Any]) -> None:
-        self._run.log(numbers(row), step=row["step"])
+        values = numbers(row)
+        del values["step"]  # a key that trackio keeps for itself
+        self._run.log(values, step=row["step"])
 
     def rewind(self, step: int) -> None:
         """Repeated steps stand twice in trackio, with equal values."""

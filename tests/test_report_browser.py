@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def keep(page, name: str, tmp_path: Path) -> None:
 
 def choose_step(page, step: int) -> None:
     page.select_option("#step", str(step))
-    page.wait_for_function(f"document.querySelector('#found').textContent.startsWith('step {step}:')")
+    api.expect(page.locator("#found")).to_have_text(re.compile(f"^step {step}:"))
 
 
 def test_it_opens_at_the_last_step_and_draws_every_chart(page, tmp_path):
@@ -173,7 +174,7 @@ def test_turns_fold(page):
 def test_it_can_be_used_by_keyboard_alone(page):
     page.focus("#step-back")
     page.keyboard.press("[")
-    page.wait_for_function("document.querySelector('#step').value === '2'")
+    api.expect(page.locator("#found")).to_have_text(re.compile("^step 2:"))
     page.keyboard.press("j")
     assert page.locator("#groups [aria-current=true]").evaluate("one => one.prompt") == 1
     page.keyboard.press("k")
