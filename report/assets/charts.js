@@ -76,7 +76,7 @@ function chartOptions(chart, columns, raw, width) {
       { ...axis, size: 58, values: (_, ticks) => ticks.map((t) => (t === null ? "" : format(chart.unit, t))) }],
     series: [{ label: "step", value: (_, v) => v ?? newest(columns.step) }, ...seriesOptions(chart, raw)],
     bands: stack ? order.slice(1).map((i) => ({ series: [i, i - 1] })) : [],
-    cursor: { sync: { key: "steps", setSeries: false }, points: { size: 6 }, drag: { x: true, y: false } },
+    cursor: { y: false, sync: { key: "steps", setSeries: false }, points: { size: 7, fill: (_, i) => colour(i - 1) }, drag: { x: true, y: false } },
     hooks: { draw: [intervals(chart, columns)] },
   };
 }
