@@ -64,7 +64,8 @@ def _train(config: Config, run_dir: Path, resume: bool) -> None:
         policy, engine = build_policy(config, shape, device, chat, tool, console and console.progress)
         writer = open_writer(config, run_dir, console) if console else None
         trainer = Trainer(
-            config, policy, sample_with(engine), lambda: engine.stats, chat, tokenizer, data, eval_data, run_dir, writer
+            config, policy, sample_with(engine), lambda: engine.stats, chat, tokenizer, data, eval_data, run_dir,
+            writer,
         )  # fmt: skip
         first = trainer.resume(resume_from) if resume_from else 0
         trainer.run(first)
@@ -290,10 +291,7 @@ def sample_with(engine: Any) -> Any:
     """The engine as the plain function that the trainer takes."""
     from rollout.engine import RolloutRequest
 
-    def sample(prompts: Any, step: int, take: Any, sampling: Any) -> Any:
-        return engine.generate(RolloutRequest(prompts, step, take), sampling)
-
-    return sample
+    return lambda prompts, step, take, sampling: engine.generate(RolloutRequest(prompts, step, take), sampling)
 
 
 if __name__ == "__main__":

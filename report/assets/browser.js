@@ -173,5 +173,5 @@ if (byId("browser")) {
     ({ "[": () => moveStep(-1), "]": () => moveStep(1), j: () => moveGroup(1), k: () => moveGroup(-1) })[event.key]?.();
   });
   setColour("mask");
-  var browserOpened = openBrowser();
+  openBrowser();
 }
