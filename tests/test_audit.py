@@ -7,6 +7,7 @@ import json
 import pytest
 
 from audit import audit
+from report.trajectories import TrajectoryError, step_path
 from tests.builders import write_rows
 from tests.test_engine import FakeTool, Result
 
@@ -78,3 +79,19 @@ def test_unequal_lengths_tell_token_mean_from_trajectory_mean(tmp_path):
 def test_a_spoilt_trajectory_is_left_out(tmp_path):
     spoilt = rows()[0] | {"stop": "tool_infra", "reward": None, "advantage": None}
     assert run_audit(tmp_path, [*rows(), spoilt], metrics())[1] == []
+
+
+def test_steps_whose_trajectories_were_dropped_are_counted_and_a_hole_is_an_error(tmp_path):
+    run_audit(tmp_path, rows(), metrics())
+    for step in (1, 2, 3):
+        with (tmp_path / "metrics.jsonl").open("w" if step == 1 else "a") as file:
+            file.write(json.dumps(metrics() | {"step": step}) + "\n")
+        write_rows(tmp_path, step, rows())
+    step_path(tmp_path, 1).unlink()
+    counts, problems = audit(tmp_path, lambda ids: TEXTS[ids[0]], None)
+    assert problems == []
+    assert counts == {"steps without trajectories": 1, "steps": 2, "rewards": 8}
+    write_rows(tmp_path, 1, rows())
+    step_path(tmp_path, 2).unlink()
+    with pytest.raises(TrajectoryError, match="no trajectories of step 2"):
+        audit(tmp_path, lambda ids: TEXTS[ids[0]], None)
