@@ -26,7 +26,7 @@ _INFRA = {"op": "answer", "status": "infra", "error_type": "Infra", "code": 0, "
           "wall_s": 0.0, "cpu_s": 0.0, "queue_s": 0.0, "cut": [0, 0], "sizes": [0, 0, 0, 0]}  # fmt: skip
 
 
-class SandboxError(RuntimeError):
+class SandboxError(config.UserError, RuntimeError):
     """The sandbox cannot start, cannot give what the settings demand, or failed. One line: what, and the mend."""
 
 
