@@ -1,9 +1,10 @@
 """`main.py audit RUN`: recomputes what a run recorded from its stored trajectories alone, and re-runs its tool calls.
 
 Deliberately separate code: it imports neither reward.py nor data.py nor losses.py, and restates their rules in the
-plainest way, so that a fault in one place shows as a disagreement. Per step: every reward from the tokens, every
-advantage from the rewards, every loss that needs no model (audit_loss.py) from advantages and token counts, whether a
-step was rightly skipped. Per call: status and text from a fresh run with its seed. What cannot be recomputed is said.
+plainest way, so that a fault in one place shows as a disagreement; only the file reader is shared. Per step: every
+reward from the tokens, every advantage from the rewards, every loss that needs no model (audit_loss.py) from
+advantages and token counts, whether a step was rightly skipped. Per call: status and text from a fresh run with its
+seed. What cannot be recomputed is said.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import audit_loss
+from report.trajectories import read_step, stored_steps
 
 Row = dict[str, Any]
 
@@ -35,10 +37,13 @@ def audit(
     counts: dict[str, int] = defaultdict(int)
     problems: list[str] = []
     missing: dict[str, int] = defaultdict(int)  # why -> losses
+    oldest = min(stored_steps(run_dir), default=1)
     for line in (run_dir / "metrics.jsonl").read_text().splitlines():
         metrics = json.loads(line)
-        path = run_dir / "trajectories" / f"step_{metrics['step']}.jsonl"
-        stored = [json.loads(text) for text in path.read_text().splitlines()]
+        if metrics["step"] < oldest:  # dropped by log.keep_trajectories
+            counts["steps without trajectories"] += 1
+            continue
+        stored = read_step(run_dir, metrics["step"])
         rows = [row for row in stored if row["stop"] != "tool_infra"]  # the sandbox spoilt these: no reward, no loss
         counts["steps"] += 1
         counts["rewards"] += len(rows)
@@ -55,6 +60,10 @@ def audit(
             counts["calls"] += len(calls)
             problems += [f"step {metrics['step']}: {p}" for p in _call_problems(calls, tool)]
     return dict(counts), problems, [f"{count} losses not recomputed: {why}" for why, count in missing.items()]
+
+
+def summary(counts: dict[str, int], problems: list[str]) -> str:
+    return f"{', '.join(f'{count} {name}' for name, count in counts.items())} recomputed; {len(problems)} differ"
 
 
 def _step_problems(config: Row, metrics: Row, rows: list[Row], decode: Callable[[list[int]], str]) -> Iterator[str]:

@@ -214,6 +214,20 @@ class EvalConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogConfig:
     run_dir: str = ""  # where the run is written; empty: runs/<name of the config file>
+    keep_trajectories: int | None = 100_000  # on disk, the newest whole steps; null: all
+    trackers: tuple[str, ...] = ()  # "wandb", "trackio", "tensorboard"; the last is used unnamed where installed
+    project: str = "agentic-grpo"  # under which wandb and trackio file the run
+
+    def __post_init__(self) -> None:
+        require(
+            self.keep_trajectories is None or self.keep_trajectories >= 1, "log.keep_trajectories",
+            self.keep_trajectories, "must be at least 1, or null to keep all; the newest step always stays",
+        )  # fmt: skip
+        for name in self.trackers:
+            require(
+                name in ("wandb", "trackio", "tensorboard"), "log.trackers", list(self.trackers),
+                f"{name!r} is none of 'wandb', 'trackio', 'tensorboard'",
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

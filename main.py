@@ -2,8 +2,9 @@
 
     main.py --config FILE [--set section.field=value ...] [--run-dir DIR] [--resume]
 
-trains. Everything that can be refused is refused before anything is written, before the model is built and before the
-GPU is touched: settings, data, prompts, batch maths. Errors are one line on standard error and exit status 2.
+trains; `audit`, `report`, `compare` and `replay` look at what a run left behind. Everything that can be refused is
+refused before anything is written, before the model is built and before the GPU is touched: settings, data, prompts,
+batch maths. Errors are one line on standard error and exit status 2.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import commands
 from config import Config, ConfigError, UserError, load_config
 from schema import differences, read_json
 
@@ -28,9 +30,9 @@ FIXED_BY_THE_CURSOR = (
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        if words[:1] == ["audit"]:
-            return _audit(_audit_parser().parse_args(words[1:]))
-        args = _parser().parse_args(words)
+        if words and words[0] in commands.NAMES:
+            return _look(commands.look_parser().parse_args(words))
+        args = commands.train_parser().parse_args(words)
         config = load_config(args.config, args.set)
         _train(config, Path(args.run_dir or config.log.run_dir or f"runs/{Path(args.config).stem}"), args.resume)
     except UserError as error:
@@ -40,63 +42,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="main.py",
-        description="Trains a tool-using language model with multi-turn GRPO, sampling from the weights it trains.",
-        epilog="Start with: main.py --config configs/tiny_cpu.json (two minutes on a laptop, no download).",
-    )
-    parser.add_argument("--config", required=True, metavar="FILE", help="JSON settings, e.g. configs/tiny_cpu.json")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE",
-        help="override one setting, e.g. --set train.steps=3; may be repeated",
-    )  # fmt: skip
-    parser.add_argument("--run-dir", metavar="DIR", help="where the run is written; default: runs/<config name>")
-    parser.add_argument("--resume", action="store_true", help="continue the run in DIR from its newest checkpoint")
-    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher adds it; we read LOCAL_RANK
-    return parser
-
-
-def _audit_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="main.py audit",
-        description="Recomputes a run's rewards, advantages and losses from its stored trajectories with separate "
-        "code, and runs its tool calls again. Exit status 1 where anything differs.",
-    )
-    parser.add_argument("run", metavar="RUN", help="the run's folder")
-    parser.add_argument("--no-tools", action="store_true", help="do not run the tool calls again")
-    return parser
-
-
 def _train(config: Config, run_dir: Path, resume: bool) -> None:
     resume_from = _check_run_dir(config, run_dir, resume)
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     check_batch(config, world_size)
 
+    from report.console import open_console
+    from report.trackers import check_trackers
+    from report.writers import open_writer
     from trainer import Trainer
 
+    check_trackers(config.log)
     tokenizer = load_tokenizer(config)
     chat, data, eval_data = load_data(config, tokenizer)
     shape = check_model(config)
     tool = start_tool(config, rank)
+    console = open_console(config.train.steps) if rank == 0 else None
+    writer = None
     try:
         device = _device(config)
-        policy, engine = build_policy(config, shape, device, chat, tool)
-        sample = sample_with(engine)
+        policy, engine = build_policy(config, shape, device, chat, tool, console and console.progress)
+        writer = open_writer(config, run_dir, console) if console else None
         trainer = Trainer(
-            config, policy, sample, lambda: engine.stats, chat, tokenizer, data, eval_data, run_dir
+            config, policy, sample_with(engine), lambda: engine.stats, chat, tokenizer, data, eval_data, run_dir,
+            writer,
         )  # fmt: skip
-        if rank == 0:
-            (run_dir / "config.json").write_text(config.to_json())
         first = trainer.resume(resume_from) if resume_from else 0
         trainer.run(first)
     finally:
-        if tool:
-            tool.close()
+        for opened in (writer, console, tool):
+            if opened:
+                opened.close()
 
 
 def _audit(args: argparse.Namespace) -> int:
-    from audit import audit
+    from audit import audit, summary
 
     run_dir = Path(args.run)
     config = load_config(run_dir / "config.json")
@@ -107,10 +87,49 @@ def _audit(args: argparse.Namespace) -> int:
     finally:
         if tool:
             tool.close()
-    for line in problems[:50] + missing:
-        print(line)
-    print(", ".join(f"{count} {name}" for name, count in counts.items()), "recomputed;", len(problems), "differ")
+    print("\n".join([*problems[:50], *missing, summary(counts, problems)]))
     return 1 if problems else 0
+
+
+def _look(args: argparse.Namespace) -> int:
+    """The commands that look at a finished run; exit status 1 where one finds a difference."""
+    if args.command in ("audit", "replay"):
+        return (_audit if args.command == "audit" else _replay)(args)
+    if args.command == "compare":
+        from report.compare import compare
+
+        print(compare(Path(args.a), Path(args.b), args.last, args.out))
+        return 0
+    from report.page import write_report
+
+    tokenizer = load_tokenizer(load_config(Path(args.run) / "config.json"))
+    print(write_report(Path(args.run), tokenizer, args.out, args.trajectories))
+    return 0
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from modeling.attention import SOFTMAX
+    from policy import build_model
+    from report import replay
+    from rollout.again import Again
+    from trainer import sampling_of
+
+    run_dir = Path(args.run)
+    row = replay.pick(run_dir, args.step, args.sample)
+    config = load_config(run_dir / "config.json")
+    weights = replay.weights_before(config.model, run_dir, row["policy_step"])
+    tokenizer = load_tokenizer(config)
+    chat, shape, tool = load_chat(config, tokenizer), check_model(config), start_tool(config, rank=0)
+    try:
+        model = build_model(weights, config.train.seed, _device(config))
+        engine = build_engine(config, shape, model, chat, tool)
+        again = Again(engine, model, SOFTMAX[config.model.attn_implementation], sampling_of(config))
+        result = replay.replay(row, again.sample, again.force, tokenizer.decode)
+    finally:
+        if tool:
+            tool.close()
+    print("\n".join(result.lines))
+    return 0 if result.equal else 1
 
 
 def _check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
@@ -236,20 +255,28 @@ def _device(config: Config) -> Any:
     return device
 
 
-def build_policy(config: Config, shape: Any, device: Any, chat: Any, tool: Any) -> tuple[Any, Any]:
+def build_policy(
+    config: Config, shape: Any, device: Any, chat: Any, tool: Any, progress: Any
+) -> tuple[Any, Any]:  # fmt: skip
     """The policy inside DeepSpeed, and the rollout engine over its live weights."""
     from policy import Policy, init_distributed, register_rollout_engine
-    from rollout.cache import PagedCache, num_pages
     from rollout.engine import RolloutEngine
 
     register_rollout_engine(RolloutEngine)
     init_distributed(device)
     policy = Policy(config, device)
+    return policy, build_engine(config, shape, policy.model, chat, tool, progress)
+
+
+def build_engine(config: Config, shape: Any, model: Any, chat: Any, tool: Any, progress: Any = None) -> Any:
+    from rollout.cache import PagedCache, num_pages
+    from rollout.engine import RolloutEngine
+
     rollout = config.rollout
-    pages = num_pages(rollout, shape, policy.model.dtype, device)
-    cache = PagedCache(shape, pages, rollout.page_size, policy.model.dtype, device)
-    decoder = build_decoder(config, policy.model, cache, device)
-    engine = RolloutEngine(
+    pages = num_pages(rollout, shape, model.dtype, model.device)
+    cache = PagedCache(shape, pages, rollout.page_size, model.dtype, model.device)
+    decoder = build_decoder(config, model, cache, model.device)
+    return RolloutEngine(
         decoder,
         chat,
         tool,
@@ -259,8 +286,8 @@ def build_policy(config: Config, shape: Any, device: Any, chat: Any, tool: Any) 
         prefill_tokens=rollout.prefill_tokens,
         forced_tokens=rollout.forced_tokens if decoder.pipelined else 0,  # an eager step reads them at no extra cost
         deterministic=rollout.deterministic,
+        progress=progress,
     )
-    return policy, engine
 
 
 def build_decoder(config: Config, model: Any, cache: Any, device: Any) -> Any:
@@ -292,10 +319,7 @@ def sample_with(engine: Any) -> Any:
     """The engine as the plain function that the trainer takes."""
     from rollout.engine import RolloutRequest
 
-    def sample(prompts: Any, step: int, take: Any, sampling: Any) -> Any:
-        return engine.generate(RolloutRequest(prompts, step, take), sampling)
-
-    return sample
+    return lambda prompts, step, take, sampling: engine.generate(RolloutRequest(prompts, step, take), sampling)
 
 
 if __name__ == "__main__":

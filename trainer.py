@@ -26,16 +26,12 @@ from groups import SampledStep, by_prompt, equal_share, with_overlong_penalty, w
 from interruption import Interruption, Request
 from minibatch import plan_updates
 from ranks import Ranks
-from report.writers import RunWriter, console_line
+from report.writers import RunWriter
 from reward import Grade, grade_trajectory, score
 from rollout.records import RolloutRecord, SamplingConfig, Scored, StopReason
 from update import UpdateStats, update
 
 MAX_INFRA_SHARE = 0.01  # of a step's trajectories; above it the sandbox is broken and training on would be noise
-SHOWN = (
-    "reward", "correct", "loss", "clip_fraction", "entropy", "grad_norm", "mismatch_mean", "length", "turns",
-    "tool_error_rate", "eval_avg_at_k", "rollout_tokens_per_second", "update_tokens_per_second", "seconds",
-)  # fmt: skip
 
 
 class InfraError(UserError, RuntimeError):
@@ -64,7 +60,9 @@ class Trainer:
         data: TrainingData,
         eval_data: TrainingData | None,
         run_dir: Path,
+        writer: RunWriter | None,
     ):
+        """writer: on rank 0; None on the others."""
         self.config, self.policy, self.chat, self.tokenizer = config, policy, chat, tokenizer
         self.data, self.eval_data, self.run_dir = data, eval_data, run_dir
         self.ranks = Ranks()
@@ -74,7 +72,7 @@ class Trainer:
             gather=self.ranks.gather, keep=config.train.keep_checkpoints,
         )  # fmt: skip
         self._sample, self._rollout_stats = sample, rollout_stats
-        self._writer = RunWriter(run_dir) if self.ranks.rank == 0 else None
+        self._writer = writer
         self._bad_steps = BadSteps(run_dir, self.ranks.rank, config.train.max_bad_steps)
         self._seconds: dict[str, float] = {}
         self.train_seconds = 0.0
@@ -100,7 +98,6 @@ class Trainer:
                     row |= self.evaluate(done)
                 if self._writer:
                     self._writer.metrics(row)
-                    print(console_line(row, steps, SHOWN), flush=True)
                 self._bad_steps.check(done)
                 request = interruption.agreed(self.ranks.gather)
                 if request or _due(done, self.config.train.save_every, steps):
@@ -112,7 +109,7 @@ class Trainer:
     def train_step(self, step: int) -> dict[str, Any]:
         """One step; the metrics row. `step` counts from 0, the row's "step" from 1."""
         started = time.perf_counter()
-        self._seconds = {}
+        self._seconds.clear()
         sampled = self._sample_groups(step)
         with self._clock("save"):
             self._store.finish()
@@ -142,7 +139,7 @@ class Trainer:
             sampled.indices += wanted
             with self._clock("rollout"):
                 records = self._rollout(
-                    step, [self.data.prompts[i] for i in sampled.indices], self._sampling(), first
+                    step, [self.data.prompts[i] for i in sampled.indices], sampling_of(self.config), first
                 )  # fmt: skip
             with self._clock("reward"):
                 scored = self._score(records, sampled.indices)
@@ -154,17 +151,6 @@ class Trainer:
             wanted = self.stream.refill(step, sampled.rounds, missing, sampled.indices)
         _check_sandbox(sampled.records)
         return sampled
-
-    def _sampling(self) -> SamplingConfig:
-        rollout = self.config.rollout
-        return SamplingConfig(
-            max_new_tokens=rollout.max_new_tokens,
-            temperature=rollout.temperature,
-            n_samples_per_prompt=rollout.samples_per_prompt,
-            max_turns=rollout.max_turns,
-            context_length=rollout.context_length,
-            seed=self.config.train.seed,
-        )
 
     def _rollout(
         self, step: int, prompts: Sequence[list[int]], sampling: SamplingConfig, first: int = 0
@@ -201,7 +187,7 @@ class Trainer:
         """The policy after `step` steps on eval.path; training state is not touched."""
         assert self.eval_data is not None
         sampling = dataclasses.replace(
-            self._sampling(),
+            sampling_of(self.config),
             temperature=self.config.eval.temperature,
             n_samples_per_prompt=self.config.eval.samples_per_prompt,
             seed=self.config.train.seed + evaluation.SEED_OFFSET,
@@ -261,6 +247,19 @@ def _check_sandbox(records: Sequence[RolloutRecord]) -> None:
             f"the sandbox failed in {spoilt} of {len(records)} trajectories of one step, more than "
             f"{MAX_INFRA_SHARE:.0%}; see the tool's report at the start of the run"
         )
+
+
+def sampling_of(config: Config) -> SamplingConfig:
+    """How training samples."""
+    rollout = config.rollout
+    return SamplingConfig(
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=rollout.temperature,
+        n_samples_per_prompt=rollout.samples_per_prompt,
+        max_turns=rollout.max_turns,
+        context_length=rollout.context_length,
+        seed=config.train.seed,
+    )
 
 
 def _due(done: int, every: int, steps: int) -> bool:

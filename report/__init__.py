@@ -1,1 +1,1 @@
-"""What a run leaves behind: metrics, trajectories."""
+"""What a run leaves behind, and what people look at: metrics, trajectories, console, HTML report, replay."""

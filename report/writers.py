@@ -1,7 +1,7 @@
-"""Writes what a run leaves behind: one metrics line and one trajectory file a step.
+"""Writes what a run leaves behind: one metrics line and one trajectory file a step, and tells console and trackers.
 
-Invariants: each step stands once, also after a resume (`rewind` removes what a lost tail of the run had written); a
-trajectory file is complete or absent; it holds enough to recompute rewards, advantages and losses (`main.py audit`).
+Invariants: each step stands once, also after a resume (`rewind` removes what a lost tail of the run had written); of
+the trajectories at most `log.keep_trajectories` stay, the newest whole steps, and always the newest step.
 """
 
 from __future__ import annotations
@@ -9,66 +9,73 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from config import Config
+from report import trajectories
+from report.console import Console
+from report.trackers import Tracker, open_trackers
 from rollout.records import RolloutRecord, Scored
 
 
 class RunWriter:
     """Rank 0's hand in the run folder."""
 
-    def __init__(self, run_dir: Path):
-        self._metrics = run_dir / "metrics.jsonl"
-        self._trajectories = run_dir / "trajectories"
-        self._trajectories.mkdir(parents=True, exist_ok=True)
+    def __init__(
+        self, run_dir: Path, keep_trajectories: int | None, console: Console, trackers: Sequence[Tracker] = ()
+    ):
+        self._run_dir, self._metrics = run_dir, run_dir / "metrics.jsonl"
+        self._keep, self._console, self._trackers = keep_trajectories, console, trackers
+        (run_dir / "trajectories").mkdir(parents=True, exist_ok=True)
+        self._kept = {s: trajectories.count_rows(run_dir, s) for s in trajectories.stored_steps(run_dir)}
 
     def rewind(self, step: int) -> None:
         """Removes metrics and trajectories of every step after `step`."""
         if self._metrics.exists():
             kept = [line for line in self._metrics.read_text().splitlines() if json.loads(line)["step"] <= step]
             _write_whole(self._metrics, "".join(line + "\n" for line in kept))
-        for path in self._trajectories.glob("step_*.jsonl"):
-            if int(path.stem.removeprefix("step_")) > step:
-                path.unlink()
+        for later in [s for s in self._kept if s > step]:
+            self._remove(later)
+        for tracker in self._trackers:
+            tracker.rewind(step)
 
     def metrics(self, row: dict[str, Any]) -> None:
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+        self._console.step(row)
+        for tracker in self._trackers:
+            tracker.log(row)
 
     def trajectories(
         self, step: int, records: Sequence[RolloutRecord], scored: Sequence[Scored], answers: Sequence[str]
     ) -> None:
-        """Every record of the step, with null scores where the sandbox spoilt it.
+        """See `report.trajectories.write_step`; then drops the oldest steps beyond the bound."""
+        trajectories.write_step(self._run_dir, step, records, scored, answers)
+        self._kept[step] = len(records)
+        while self._keep is not None and len(self._kept) > 1 and sum(self._kept.values()) > self._keep:
+            self._remove(min(self._kept))
 
-        answers: the reference of each prompt of the step
-        """
-        scores = {(s.record.prompt_index, s.record.sample_index): s for s in scored}
-        rows = (_row(r, scores.get((r.prompt_index, r.sample_index)), answers[r.prompt_index]) for r in records)
-        lines = (json.dumps(row) for row in rows)
-        _write_whole(self._trajectories / f"step_{step}.jsonl", "".join(line + "\n" for line in lines))
+    def close(self) -> None:
+        """Ends the trackers; the console belongs to main.py."""
+        for tracker in self._trackers:
+            tracker.close()
+
+    def _remove(self, step: int) -> None:
+        trajectories.step_path(self._run_dir, step).unlink()
+        del self._kept[step]
 
 
-def _row(record: RolloutRecord, scored: Scored | None, answer: str) -> dict[str, Any]:
-    row = dataclasses.asdict(record)
-    row["sampled"] = [int(drawn) for drawn in record.sampled]
-    scores = {name: getattr(scored, name, None) for name in ("reward", "reason", "advantage")}
-    return row | {"answer": answer} | scores
+def open_writer(config: Config, run_dir: Path, console: Console) -> RunWriter:
+    """Makes the run folder with the resolved config, and opens what the config names."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "config.json").write_text(config.to_json())
+    trackers = open_trackers(config.log, run_dir, dataclasses.asdict(config))
+    return RunWriter(run_dir, config.log.keep_trajectories, console, trackers)
 
 
 def _write_whole(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
-
-
-def console_line(row: dict[str, Any], steps: int, shown: Iterable[str]) -> str:
-    """One line for people: `step 3/50  reward -0.42  ...`."""
-    parts = [f"step {row['step']}/{steps}"]
-    parts += [f"{name} {_short(row[name])}" for name in shown if name in row]
-    return "  ".join(parts)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -100,19 +100,23 @@ class RolloutEngine:
         prefill_tokens: int,
         forced_tokens: int = 0,
         deterministic: bool = False,
+        progress: Callable[[int, int, int, int], None] | None = None,
     ):
+        """progress: called each step with trajectories that this process has done, those of all processes, tokens
+        sampled, turns whose tool runs."""
         self._decoder, self._chat, self._tool = decoder, chat, tool
         self._limits = {
             "decode_rows": decode_rows, "page_size": page_size, "num_pages": num_pages,
             "prefill_tokens": prefill_tokens, "forced_tokens": forced_tokens,
         }  # fmt: skip
-        self._deterministic = deterministic
+        self._deterministic, self._progress = deterministic, progress
         self.stats = RolloutStats()
 
     def generate(self, request: RolloutRequest, sampling: SamplingConfig) -> list[RolloutRecord]:
         """Samples `n_samples_per_prompt` trajectories of each prompt; ordered by (prompt, sample)."""
         started = time.perf_counter()
         self.stats = RolloutStats()
+        total = len(request.prompts) * sampling.n_samples_per_prompt
         run = self.run_type(self._chat, self._tool, Scheduler(**self._limits), sampling, request, self.stats)
         flying: _Flight | None = None  # a step that is computed and not read
         while run.take_more() or run.scheduler.num_unfinished:
@@ -129,6 +133,10 @@ class RolloutEngine:
                 flying = None
             elif not plan:
                 run.wait_for_a_tool()
+            if self._progress:
+                self._progress(len(run.records), total, self.stats.decode_tokens, run.num_open_turns)
+        if self._progress:
+            self._progress(total, total, self.stats.decode_tokens, 0)
         self.stats.seconds = time.perf_counter() - started
         self.stats.preemptions, self.stats.reused_tokens = run.scheduler.preemptions, run.scheduler.reused_tokens
         return sorted(run.records, key=lambda r: (r.prompt_index, r.sample_index))
@@ -158,6 +166,10 @@ class RolloutRun:
         self._request, self._exhausted = request, False
         self._episodes: dict[int, Episode] = {}  # by order
         self.open_turns: list[OpenTurn] = []  # in order of submission
+
+    @property
+    def num_open_turns(self) -> int:
+        return len(self.open_turns)
 
     def take_more(self) -> bool:
         """Takes trajectories while rows are free for them, and a group more, whose siblings then share a prompt.

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+
+from report import trajectories
 from rollout.records import RolloutRecord, Scored, StopReason, Turn
 
 
@@ -36,3 +41,19 @@ def scored(records: Sequence[RolloutRecord], advantages: Sequence[float]) -> lis
         Scored(record=r, reward=1.0 if a > 0 else -1.0, reason="correct" if a > 0 else "no_box", advantage=a)
         for r, a in zip(records, advantages, strict=True)
     ]
+
+
+def write_rows(run_dir: Path, step: int, rows: Sequence[dict[str, Any]]) -> None:
+    """Rows as `report.trajectories.read_step` gives them, into a step's file; what a row lacks is null."""
+    coded = [
+        row
+        | {"sampled": [bool(drawn) for drawn in row["sampled"]]}
+        | {"turns": [turn | {"calls": [_coded(c) for c in turn["calls"]]} for turn in row["turns"]]}
+        for row in rows
+    ]
+    (run_dir / "trajectories").mkdir(exist_ok=True)
+    trajectories.write_table(run_dir, step, pa.Table.from_pylist(coded, schema=trajectories.SCHEMA))
+
+
+def _coded(call: dict[str, Any]) -> dict[str, Any]:
+    return call | {name: call[name].encode("utf-8", "surrogatepass") for name in ("code", "text")}

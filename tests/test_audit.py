@@ -8,6 +8,8 @@ import pytest
 
 from audit import audit
 from config import parse_config
+from report.trajectories import TrajectoryError, step_path
+from tests.builders import write_rows
 from tests.test_engine import FakeTool, Result
 
 TEXTS = {1: r"\boxed{7}", 2: r"\boxed{8}", 3: "no box"}
@@ -35,8 +37,7 @@ def run_audit(tmp_path, row_list, metric, config=CONFIG):
     (tmp_path / "trajectories").mkdir(exist_ok=True)
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "metrics.jsonl").write_text(json.dumps(metric) + "\n")
-    lines = "".join(json.dumps(row) + "\n" for row in row_list)
-    (tmp_path / "trajectories/step_1.jsonl").write_text(lines)
+    write_rows(tmp_path, 1, row_list)
     tool = FakeTool(lambda code: Result("ok", "7"))
     return audit(tmp_path, lambda ids: TEXTS[ids[0]], tool)
 
@@ -166,3 +167,19 @@ def test_what_needs_a_model_is_said_not_passed_over(tmp_path, loss, words):
 def test_a_step_that_was_skipped_wrongly_is_noticed(tmp_path):
     skipped = {"step": 1, "reward": 0.0, "skipped": True}
     assert "was skipped, but" in run_audit(tmp_path, rows(), skipped)[1][0]
+
+
+def test_steps_whose_trajectories_were_dropped_are_counted_and_a_hole_is_an_error(tmp_path):
+    run_audit(tmp_path, rows(), metrics())
+    for step in (1, 2, 3):
+        with (tmp_path / "metrics.jsonl").open("w" if step == 1 else "a") as file:
+            file.write(json.dumps(metrics() | {"step": step}) + "\n")
+        write_rows(tmp_path, step, rows())
+    step_path(tmp_path, 1).unlink()
+    counts, problems = audit(tmp_path, lambda ids: TEXTS[ids[0]], None)
+    assert problems == []
+    assert counts == {"steps without trajectories": 1, "steps": 2, "rewards": 8}
+    write_rows(tmp_path, 1, rows())
+    step_path(tmp_path, 2).unlink()
+    with pytest.raises(TrajectoryError, match="no trajectories of step 2"):
+        audit(tmp_path, lambda ids: TEXTS[ids[0]], None)

@@ -419,3 +419,12 @@ def test_greedy_tokens_equal_hugging_faces_generate(model, chat, tokenizer):
         sampling(temperature=0.0, n_samples_per_prompt=1, max_new_tokens=30),
     )
     assert record.token_ids == tuple(out[0].tolist())
+
+
+def test_progress_counts_up_to_every_trajectory(model, chat):
+    heard = []
+    engine = make_engine(model, chat, FakeTool(), progress=lambda *counts: heard.append(counts))
+    made = generate(engine, chat, count=2)
+    dones, totals, tokens, _ = zip(*heard, strict=True)
+    assert set(totals) == {8} and list(dones) == sorted(dones) and dones[-1] == 8
+    assert list(tokens) == sorted(tokens) and tokens[-1] == sum(r.num_sampled for r in made)

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import checkpoint
 import main as program
+from report.trajectories import read_step
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
@@ -46,7 +48,7 @@ def numbers(run_dir: Path) -> list[dict]:
 
 def trajectories(run_dir: Path, step: int) -> list[dict]:
     """Rows of a step, tool times and behaviour log-probs aside."""
-    rows = [json.loads(line) for line in (run_dir / f"trajectories/step_{step}.jsonl").read_text().splitlines()]
+    rows = read_step(run_dir, step)
     for row in rows:
         del row["logprobs"]
         for call in (call for turn in row["turns"] for call in turn["calls"]):
@@ -109,7 +111,7 @@ def test_a_resumed_run_continues_bit_for_bit_and_runs_only_the_remaining_steps(s
     shutil.rmtree(tmp_path / "checkpoints/step_4")
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_text("".join(lines[:3]))
-    (tmp_path / "trajectories/step_4.jsonl").unlink()
+    (tmp_path / "trajectories/step_4.parquet").unlink()
     assert run(tmp_path, resume=True) == 0
     assert numbers(tmp_path) == numbers(straight)
     for step in (1, 2, 3, 4):
@@ -178,6 +180,43 @@ def test_a_setting_that_fixes_the_data_cursor_may_not_change(straight, tmp_path,
     cut_back(straight, tmp_path / "run")
     assert run(tmp_path / "run", "train.seed=5", resume=True) == 2
     assert "train.seed=5: was 0 in the run to resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("step", "sample"), [(1, 6), (3, 15)])
+def test_a_trajectory_replays_to_the_bit_from_its_checkpoint_and_alone(straight, capsys, step, sample):
+    assert program.main(["replay", str(straight), "--step", str(step), "--sample", str(sample)]) == 0
+    assert "bit-exact" in capsys.readouterr().out
+
+
+def test_a_replay_from_other_weights_shows_the_first_differing_draw(straight, tmp_path, capsys):
+    checkpoint.shutil.copytree(straight, tmp_path / "run")
+    path = tmp_path / "run/checkpoints/step_2/model.safetensors"
+    torch.manual_seed(0)
+    noisy = {name: value + 0.05 * torch.randn_like(value) for name, value in load_file(path).items()}
+    save_file(noisy, path, metadata={"format": "pt"})
+    assert program.main(["replay", str(tmp_path / "run"), "--step", "3", "--sample", "4"]) == 1
+    out = capsys.readouterr().out
+    assert "differs: " in out and "first differing draw: token" in out and "margin" in out
+
+
+def test_a_step_whose_weights_are_gone_cannot_be_replayed(straight, capsys):
+    assert program.main(["replay", str(straight), "--step", "4", "--sample", "0"]) == 2
+    assert "no such checkpoint; can be replayed: 1, 3 " in capsys.readouterr().err
+
+
+def test_a_run_is_reported_and_compared_in_one_file_each(straight, tmp_path, capsys):
+    assert program.main(["report", str(straight), "--out", str(tmp_path / "r.html")]) == 0
+    assert program.main(["compare", str(straight), str(straight), "--out", str(tmp_path / "c.html")]) == 0
+    out = capsys.readouterr().out
+    assert "trajectories of 4 of 4 steps" in out and "mean reward" in out
+    assert (tmp_path / "r.html").read_text().count('id="blob-step-') == 4
+    assert "blob-charts" in (tmp_path / "c.html").read_text()
+
+
+def test_looking_at_a_folder_without_a_run_is_refused(capsys, tmp_path):
+    for words in (["report", str(tmp_path)], ["compare", str(tmp_path), str(tmp_path)]):
+        assert program.main(words) == 2
+        assert capsys.readouterr().err.startswith("error: ")
 
 
 def error_of(capsys, tmp_path: Path, *settings: str, resume: bool = False) -> str:

@@ -9,6 +9,8 @@ import pytest
 from config import TrainConfig, parse_config
 from data import Problem
 from policy import init_distributed
+from report.console import PlainConsole
+from report.writers import RunWriter
 from rollout.engine import RolloutStats
 from rollout.records import StopReason
 from tests.builders import record
@@ -38,9 +40,10 @@ def trainer(tmp_path, records, prompts=2):
     })  # fmt: skip
     problems = [Problem("x", "12", line) for line in range(prompts)]
     data = TrainingData(problems, [[1]] * prompts)
+    writer = RunWriter(tmp_path, None, PlainConsole(steps=1))
     made = [dataclasses.replace(r) for r in records]
     return Trainer(
-        config, FakePolicy(), lambda *_: made, RolloutStats, FakeChat(), None, data, None, tmp_path
+        config, FakePolicy(), lambda *_: made, RolloutStats, FakeChat(), None, data, None, tmp_path, writer
     )  # fmt: skip
 
 
@@ -53,7 +56,7 @@ def test_a_step_whose_groups_are_all_equal_is_skipped_and_still_written(tmp_path
     assert row["skipped"] is True
     assert row["equal_groups"] == 1.0
     assert row["correct"] == 1.0  # ids 10, 11, 12: the last is 12
-    assert (tmp_path / "trajectories/step_1.jsonl").exists()
+    assert (tmp_path / "trajectories/step_1.parquet").exists()
 
 
 def test_rewards_come_from_the_final_turn_and_the_groups_own_answer(tmp_path):

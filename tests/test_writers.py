@@ -1,11 +1,42 @@
-"""Each step stands once in the metrics, and a trajectory file is complete or absent."""
+"""Each step stands once in the metrics; trajectories are bounded; console and trackers hear of each step."""
 
 from __future__ import annotations
 
 import json
 
-from report.writers import RunWriter, console_line
+from report.trajectories import stored_steps
+from report.writers import RunWriter
 from tests.builders import record, scored
+
+
+class Listener:
+    """A console and a tracker that remember."""
+
+    def __init__(self):
+        self.heard = []
+
+    def step(self, row):
+        self.heard.append(("step", row["step"]))
+
+    def log(self, row):
+        self.heard.append(("log", row["step"]))
+
+    def rewind(self, step):
+        self.heard.append(("rewind", step))
+
+    def close(self):
+        self.heard.append(("close",))
+
+
+def writer(run_dir, keep=None, listener=None) -> RunWriter:
+    listener = listener or Listener()
+    return RunWriter(run_dir, keep, listener, [listener])
+
+
+def write(to: RunWriter, step: int, count: int = 1) -> None:
+    records = [record("PA", sample=i) for i in range(count)]
+    to.metrics({"step": step})
+    to.trajectories(step, records, scored(records, [1.0] * count), ["7"])
 
 
 def steps(run_dir) -> list[int]:
@@ -13,28 +44,41 @@ def steps(run_dir) -> list[int]:
 
 
 def test_rewinding_removes_what_came_after_the_checkpoint(tmp_path):
-    writer = RunWriter(tmp_path)
     for step in (1, 2, 10):
-        writer.metrics({"step": step})
-        writer.trajectories(step, [record("PA")], scored([record("PA")], [1.0]), ["7"])
-    writer.rewind(2)
-    assert steps(tmp_path) == [1, 2]
-    assert sorted(p.name for p in (tmp_path / "trajectories").iterdir()) == ["step_1.jsonl", "step_2.jsonl"]
-    writer.metrics({"step": 3})
-    assert steps(tmp_path) == [1, 2, 3]
+        write(writer(tmp_path), step)
+    resumed = writer(tmp_path)
+    resumed.rewind(2)
+    assert steps(tmp_path) == stored_steps(tmp_path) == [1, 2]
+    write(resumed, 3)
+    assert steps(tmp_path) == stored_steps(tmp_path) == [1, 2, 3]
 
 
-def test_a_trajectory_row_holds_tokens_mask_answer_and_scores(tmp_path):
-    sound, spoilt = record("PPAOA", sample=0), record("PA", sample=1)
-    RunWriter(tmp_path).trajectories(1, [sound, spoilt], scored([sound], [1.0]), ["7"])
-    first, second = (json.loads(x) for x in (tmp_path / "trajectories/step_1.jsonl").read_text().splitlines())
-    assert first["token_ids"] == list(sound.token_ids)
-    assert first["sampled"] == [0, 0, 1, 0, 1]
-    assert [(t["start"], t["end"]) for t in first["turns"]] == [(2, 3), (4, 5)]
-    assert (first["answer"], first["reward"], first["advantage"]) == ("7", 1.0, 1.0)
-    assert (second["reward"], second["advantage"], second["reason"]) == (None, None, None)
+def test_the_newest_whole_steps_stay_within_the_bound(tmp_path):
+    bounded = writer(tmp_path, keep=10)
+    for step in range(1, 6):
+        write(bounded, step, count=4)
+    assert stored_steps(tmp_path) == [4, 5]
+    assert steps(tmp_path) == [1, 2, 3, 4, 5]
 
 
-def test_the_console_line_shows_what_the_step_has():
-    line = console_line({"step": 3, "reward": -0.25, "loss": 0.123456}, 50, ("reward", "eval_avg_at_k", "loss"))
-    assert line == "step 3/50  reward -0.25  loss 0.1235"
+def test_the_bound_counts_what_an_earlier_session_wrote(tmp_path):
+    write(writer(tmp_path), 1, count=4)
+    write(writer(tmp_path), 2, count=4)
+    write(writer(tmp_path, keep=8), 3, count=4)
+    assert stored_steps(tmp_path) == [2, 3]
+
+
+def test_the_newest_step_stays_even_where_it_alone_exceeds_the_bound(tmp_path):
+    small = writer(tmp_path, keep=2)
+    write(small, 1, count=4)
+    write(small, 2, count=4)
+    assert stored_steps(tmp_path) == [2]
+
+
+def test_console_and_trackers_hear_each_step_and_a_rewind(tmp_path):
+    listener = Listener()
+    one = writer(tmp_path, listener=listener)
+    one.metrics({"step": 1})
+    one.rewind(0)
+    one.close()
+    assert listener.heard == [("step", 1), ("log", 1), ("rewind", 0), ("close",)]

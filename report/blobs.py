@@ -1,0 +1,84 @@
+"""Trajectories packed for the page: a gzip of raw arrays a step, which the browser unpacks when the step is opened.
+
+A step's bytes, little-endian: length of the header (uint32), the header (JSON, padded to 4 bytes), one vocabulary
+place a token (uint16, or uint32 beyond 65,536 distinct tokens), one log-probability a token (uint16, thousandths of a
+nat below 0; 0 where not sampled). Entropy a token is not recorded by a run, so it cannot be shown.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+GZIP_LEVEL = 6
+
+
+def pack(raw: bytes) -> str:
+    """Bytes as text that stands in an HTML data block: gzip, then base64."""
+    return base64.b64encode(gzip.compress(raw, GZIP_LEVEL, mtime=0)).decode("ascii")
+
+
+def pack_json(value: Any) -> str:
+    return pack(_json(value))
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode("ascii")  # escapes keep lone surrogates possible
+
+
+def used_tokens(tables: Iterable[pa.Table]) -> pa.Array:
+    """Distinct token ids of all steps, ascending, int32."""
+    empty = pa.array([], pa.int32())
+    distinct = pc.unique(pa.concat_arrays([empty, *(pc.unique(_flat(table, "token_ids")) for table in tables)]))
+    return distinct.take(pc.sort_indices(distinct))
+
+
+def pack_step(table: pa.Table, vocabulary: pa.Array) -> str:
+    """One step of `report.trajectories.SCHEMA`; vocabulary: `used_tokens` of all steps."""
+    wide = pa.uint16() if len(vocabulary) <= 1 << 16 else pa.uint32()
+    places = pc.index_in(_flat(table, "token_ids"), value_set=vocabulary).cast(wide)
+    surprise = pc.min_element_wise(pc.round(pc.multiply(_flat(table, "logprobs"), -1000.0)), 65535.0).cast(pa.uint16())
+    header = _json({"wide": wide.bit_width // 8, "rows": [_row(row) for row in _light(table).to_pylist()]})
+    header += b" " * (-len(header) % 4)
+    parts = [struct.pack("<I", len(header)), header, _bytes(places), _bytes(surprise)]
+    return pack(b"".join(parts))
+
+
+def _light(table: pa.Table) -> pa.Table:
+    """Without the long columns; the number of tokens instead."""
+    lengths = pc.list_value_length(table.column("token_ids"))
+    return table.drop_columns(["token_ids", "sampled", "logprobs"]).append_column("length", lengths)
+
+
+def _row(row: dict[str, Any]) -> list[Any]:
+    turns = [
+        [turn["start"], turn["end"], int(turn["ended"]), [_call(call) for call in turn["calls"]]]
+        for turn in row["turns"]
+    ]
+    return [
+        row["prompt_index"], row["sample_index"], row["length"], row["stop"], row["answer"], row["reward"],
+        row["reason"], row["advantage"], turns,
+    ]  # fmt: skip
+
+
+def _call(call: dict[str, Any]) -> list[Any]:
+    code, text = (call[name].decode("utf-8", "surrogatepass") for name in ("code", "text"))
+    return [code, call["status"], text, call["wall_s"]]
+
+
+def _flat(table: pa.Table, name: str) -> pa.Array:
+    return pc.list_flatten(table.column(name)).combine_chunks()
+
+
+def _bytes(values: pa.Array) -> bytes:
+    """The values of an array without nulls, as they lie in memory."""
+    width = values.type.bit_width // 8
+    buffer = values.buffers()[1]
+    return buffer.to_pybytes()[values.offset * width : (values.offset + len(values)) * width]

@@ -1,0 +1,95 @@
+"""A run folder as columns: its settings and its metrics, one list a name with None where a step lacks the value."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from config import Config, UserError, load_config
+
+Column = list[float | None]
+PHASES = ("rollout", "reward", "save", "update", "write", "eval", "other")
+NORMAL_95 = 1.96  # half width of a 95 % interval in standard errors
+
+
+class RunError(UserError, ValueError):
+    """A folder that holds no run; one line with the folder and the mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    path: Path
+    config: Config
+    rows: list[dict[str, Any]]  # of metrics.jsonl, in step order, at least one
+    columns: dict[str, Column]  # "step" and every number; dictionaries of counts as "reasons/correct"
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+
+def read_run(path: Path) -> Run:
+    """Raises RunError or ConfigError."""
+    metrics = path / "metrics.jsonl"
+    if not metrics.exists():
+        raise RunError(f"{path}: no metrics.jsonl; name the folder of a run that has taken a step")
+    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    if not rows:
+        raise RunError(f"{path}: metrics.jsonl is empty; the run has not finished a step yet")
+    config = load_config(path / "config.json")
+    return Run(path, config, rows, _columns(rows, config))
+
+
+def _columns(rows: list[dict[str, Any]], config: Config) -> dict[str, Column]:
+    flat = [_flat(row) | _derived(row, config) for row in rows]
+    counted = ("stops/", "reasons/", "tool_statuses/")
+    names = sorted({name for row in flat for name in row})
+    # A reason that does not occur in a step occurred 0 times; any other missing value is unknown.
+    return {name: [row.get(name, 0.0 if name.startswith(counted) else None) for row in flat] for name in names}
+
+
+def _flat(row: dict[str, Any]) -> dict[str, float]:
+    flat: dict[str, float] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}/{key}": float(count) for key, count in value.items()}
+        elif isinstance(value, (bool, int, float)):
+            flat[name] = float(value)
+    return flat
+
+
+def _derived(row: dict[str, Any], config: Config) -> dict[str, float]:
+    """Figures that a page shows and no metrics line holds; shares lie between 0 and 1."""
+    made: dict[str, float] = {}
+    if "equal_groups" in row:
+        made["teaching_groups"] = 1 - row["equal_groups"]
+    if row.get("rollout_steps"):
+        made["occupancy"] = row["rollout_running_rows"] / row["rollout_steps"] / config.rollout.decode_rows
+    if row.get("rollout_seconds"):
+        made["waiting"] = row["rollout_idle_seconds"] / row["rollout_seconds"]
+    if "eval_avg_stderr" in row:
+        half = NORMAL_95 * row["eval_avg_stderr"]
+        made["eval_low"] = max(row["eval_avg_at_k"] - half, 0.0)
+        made["eval_high"] = min(row["eval_avg_at_k"] + half, 1.0)
+    known = {name: row.get(f"seconds_{name}", 0.0) for name in ("rollout", "reward", "save", "update", "write")}
+    made |= {f"phase_{name}": seconds for name, seconds in known.items()}
+    made["phase_eval"] = row.get("eval_seconds", 0.0)
+    made["phase_other"] = max(round(row.get("seconds", 0.0) - sum(known.values()), 3), 0.0)
+    return made
+
+
+def totals(rows: Iterable[dict[str, Any]], name: str) -> Counter[str]:
+    """Counts of a dictionary metric (`stops`, `reasons`, `tool_statuses`) summed over steps."""
+    total: Counter[str] = Counter()
+    for row in rows:
+        total.update(row.get(name, {}))
+    return total
+
+
+def present(column: Column | None) -> list[float]:
+    """The values that are there."""
+    return [value for value in column or () if value is not None]

@@ -1,0 +1,133 @@
+"""Trajectories on disk: one zstd-compressed Parquet file a step, `trajectories/step_N.parquet`.
+
+Invariants: a file is complete or absent; its rows stand in (prompt, sample) order; it holds enough to recompute
+rewards, advantages and losses (`main.py audit`) and to sample a trajectory again (`main.py replay`). This file is the
+only one that knows the format. `code` and `text` of a call are stored as bytes (UTF-8, lone surrogates passed
+through), since a model can write a string that is not valid Unicode and the run must keep exactly what was run.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from config import UserError
+from rollout.records import RolloutRecord, Scored
+
+_CALL = pa.struct([
+    ("name", pa.string()), ("code", pa.binary()), ("status", pa.string()), ("text", pa.binary()),
+    ("seed", pa.int64()), ("wall_s", pa.float64()),
+])  # fmt: skip
+_TURN = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("ended", pa.bool_()), ("calls", pa.list_(_CALL))])
+SCHEMA = pa.schema([
+    ("prompt_index", pa.int32()), ("sample_index", pa.int32()), ("policy_step", pa.int32()),
+    ("token_ids", pa.list_(pa.int32())), ("sampled", pa.list_(pa.bool_())), ("logprobs", pa.list_(pa.float32())),
+    ("turns", pa.list_(_TURN)), ("stop", pa.string()), ("answer", pa.string()),
+    ("reward", pa.float64()), ("reason", pa.string()), ("advantage", pa.float64()),
+])  # fmt: skip
+
+
+class TrajectoryError(UserError, LookupError):
+    """Trajectories that are not there; one line with the run, the step and the mend."""
+
+
+def step_path(run_dir: Path, step: int) -> Path:
+    return run_dir / "trajectories" / f"step_{step}.parquet"
+
+
+def stored_steps(run_dir: Path) -> list[int]:
+    """The steps whose trajectories are kept, in order."""
+    names = (path.stem.removeprefix("step_") for path in (run_dir / "trajectories").glob("step_*.parquet"))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def count_rows(run_dir: Path, step: int) -> int:
+    return pq.read_metadata(step_path(run_dir, step)).num_rows
+
+
+def write_step(
+    run_dir: Path, step: int, records: Sequence[RolloutRecord], scored: Iterable[Scored], answers: Sequence[str]
+) -> None:
+    """Every record of the step, with null scores where the sandbox spoilt it.
+
+    answers: the reference of each prompt of the step, by prompt_index
+    """
+    scores = {(s.record.prompt_index, s.record.sample_index): s for s in scored}
+    found = [scores.get((r.prompt_index, r.sample_index)) for r in records]
+    columns = [
+        pa.array([r.prompt_index for r in records], pa.int32()),
+        pa.array([r.sample_index for r in records], pa.int32()),
+        pa.array([r.policy_step for r in records], pa.int32()),
+        _lists([r.token_ids for r in records], "i", pa.int32()),
+        _lists([r.sampled for r in records], "b", pa.int8()).cast(pa.list_(pa.bool_())),
+        _lists([r.logprobs for r in records], "f", pa.float32()),
+        pa.array([[_turn(turn) for turn in r.turns] for r in records], pa.list_(_TURN)),
+        pa.array([str(r.stop) for r in records], pa.string()),
+        pa.array([answers[r.prompt_index].encode("utf-8", "backslashreplace") for r in records]).cast(pa.string()),
+        pa.array([s and s.reward for s in found], pa.float64()),
+        pa.array([s and s.reason for s in found], pa.string()),
+        pa.array([s and s.advantage for s in found], pa.float64()),
+    ]
+    write_table(run_dir, step, pa.Table.from_arrays(columns, schema=SCHEMA))
+
+
+def write_table(run_dir: Path, step: int, table: pa.Table) -> None:
+    """table: of `SCHEMA`. Written beside its place and renamed."""
+    path = step_path(run_dir, step)
+    partial = path.with_name(path.name + ".partial")
+    pq.write_table(table, partial, compression="zstd", compression_level=1)
+    os.replace(partial, path)
+
+
+def _lists(rows: Sequence[Sequence[Any]], code: str, kind: pa.DataType) -> pa.ListArray:
+    """Rows of numbers as one list column, ten times faster than pyarrow's own walk over Python objects."""
+    flat = array(code)
+    for row in rows:
+        flat.extend(row)
+    offsets = array("i", [0, *accumulate(map(len, rows))])
+    values = pa.Array.from_buffers(kind, len(flat), [None, pa.py_buffer(flat)])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
+
+
+def _turn(turn: Any) -> dict[str, Any]:
+    calls = [
+        {
+            "name": call.name, "code": call.code.encode("utf-8", "surrogatepass"), "status": call.status,
+            "text": call.text.encode("utf-8", "surrogatepass"), "seed": call.seed, "wall_s": call.wall_s,
+        }
+        for call in turn.calls
+    ]  # fmt: skip
+    return {"start": turn.start, "end": turn.end, "ended": turn.ended, "calls": calls}
+
+
+def read_table(run_dir: Path, step: int, columns: list[str] | None = None) -> pa.Table:
+    """A step's rows as an Arrow table of `SCHEMA`, or of some of its columns. Raises TrajectoryError."""
+    path = step_path(run_dir, step)
+    if not path.exists():
+        steps = stored_steps(run_dir)
+        kept = f"kept are steps {steps[0]} to {steps[-1]}" if steps else "the run keeps none"
+        raise TrajectoryError(f"{run_dir}: no trajectories of step {step}; {kept} (see log.keep_trajectories)")
+    return pq.read_table(path, columns=columns)
+
+
+def read_step(run_dir: Path, step: int) -> list[dict[str, Any]]:
+    """A step's rows as plain dictionaries, with the field names of `RolloutRecord` and `Scored`.
+
+    Raises TrajectoryError where the step is not kept.
+    """
+    rows = read_table(run_dir, step).to_pylist()
+    for call in calls_of(rows):
+        call["code"] = call["code"].decode("utf-8", "surrogatepass")
+        call["text"] = call["text"].decode("utf-8", "surrogatepass")
+    return rows
+
+
+def calls_of(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return (call for row in rows for turn in row["turns"] for call in turn["calls"])

@@ -1,0 +1,60 @@
+"""Two runs are paired step by step."""
+
+from __future__ import annotations
+
+import pytest
+
+from report.compare import compare, paired, settings_changed, student_95
+from report.runs import RunError, read_run
+from tests.runs import metrics_row, write_run
+
+
+def runs(tmp_path, ours, theirs):
+    return read_run(write_run(tmp_path / "a", ours)), read_run(write_run(tmp_path / "b", theirs))
+
+
+def test_the_interval_is_that_of_the_paired_differences(tmp_path):
+    # The runs swing widely, their differences are 0.1, 0.2, 0.1, 0.2: mean 0.15, standard error 0.02887.
+    swings, gaps = [0.0, 5.0, -5.0, 1.0], [0.1, 0.2, 0.1, 0.2]
+    a, b = runs(
+        tmp_path, [metrics_row(s + 1, reward=swing) for s, swing in enumerate(swings)],
+        [metrics_row(s + 1, reward=swing + gap) for s, (swing, gap) in enumerate(zip(swings, gaps, strict=True))],
+    )  # fmt: skip
+    [pair] = [p for p in paired(a, b, last=10) if p.name == "mean reward"]
+    assert pair.difference == pytest.approx(0.15)
+    assert pair.half == pytest.approx(3.18 * 0.02887, rel=0.05)
+    assert (pair.steps, pair.better) == (4, 1)
+
+
+@pytest.mark.parametrize(("freedom", "point"), [(3, 3.182), (9, 2.262), (29, 2.045), (10_000, 1.960)])
+def test_students_t_agrees_with_the_table(freedom, point):
+    assert student_95(freedom) == pytest.approx(point, rel=0.04)
+
+
+def test_more_seconds_are_worse_and_length_is_neither(tmp_path):
+    slow = [metrics_row(s, seconds=9.0, length=90.0) for s in range(1, 6)]
+    a, b = runs(tmp_path, [metrics_row(s) for s in range(1, 6)], slow)
+    found = {pair.name: pair.better for pair in paired(a, b, last=10)}
+    assert found["seconds a step"] == -1 and found["tokens a trajectory"] == 0
+
+
+def test_only_the_last_common_steps_count_and_few_have_no_interval(tmp_path):
+    a, b = runs(tmp_path, [metrics_row(s) for s in range(1, 9)], [metrics_row(s, reward=9.0) for s in (2, 3)])
+    [pair] = [p for p in paired(a, b, last=1) if p.name == "mean reward"]
+    assert (pair.steps, pair.a, pair.half, pair.better) == (1, pytest.approx(0.3), None, 0)
+
+
+def test_runs_without_a_common_step_are_refused(tmp_path):
+    with pytest.raises(RunError, match="no step in common"):
+        paired(*runs(tmp_path, [metrics_row(1)], [metrics_row(2)]), last=5)
+
+
+def test_the_table_and_the_page_name_runs_and_settings(tmp_path):
+    a, b = runs(tmp_path, [metrics_row(s) for s in (1, 2)], [metrics_row(s) for s in (1, 2)])
+    text = b.config.to_json().replace('"seed": 0', '"seed": 7')
+    (b.path / "config.json").write_text(text)
+    table = compare(a.path, b.path, 10, None)
+    assert "train.seed: 0 -> 7" in table and "mean reward" in table
+    assert settings_changed(read_run(a.path), read_run(b.path)) == [("train.seed", "0", "7")]
+    page = (b.path / "compare.html").read_text()
+    assert "train.seed" in page and "blob-charts" in page
