@@ -8,9 +8,10 @@ import math
 import pytest
 import torch
 
+import audit_loss
 import main as program
 import trainer
-from audit import _loss
+from report.trajectories import read_step
 from reward import Grade, Reason
 from tests.test_main import ROOT, metrics
 
@@ -41,17 +42,16 @@ def test_three_steps_train_and_every_loss_equals_the_recomputed_one(tmp_path, mo
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(trainer, "grade_trajectory", grade_by_chance)
     assert run(tmp_path, "train.steps=3", f"rollout.cuda_graphs={graphs}") == 0
-    trained = 0
+    trained, config = 0, json.loads((tmp_path / "config.json").read_text())
     for row in metrics(tmp_path):
         print(json.dumps({k: v for k, v in row.items() if not isinstance(v, dict)}))
         if row["skipped"]:
             continue
         trained += 1
-        lines = (tmp_path / f"trajectories/step_{row['step']}.jsonl").read_text().splitlines()
-        expected = _loss([json.loads(line) for line in lines], "dapo")
+        expected, _ = audit_loss.loss_of(read_step(tmp_path, row["step"]), config)
         assert math.isclose(row["loss"], expected, rel_tol=1e-4, abs_tol=1e-6)
         assert row["ratio_error"] == 0.0
-        assert row["mismatch_mean"] <= 0.01
+        assert row["mismatch_mean"] <= 0.01  # bf16's own noise at random weights: see benchmarks/RESULTS.md
         assert row["mismatch_k3"] <= 1e-4
     assert trained
     print(f"peak {torch.cuda.max_memory_allocated() / 1e9:.1f} GB allocated, "
