@@ -50,8 +50,8 @@ def _step_problems(config: Row, metrics: Row, rows: list[Row], decode: Callable[
     groups: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row["prompt_index"]].append(row)
-        expected = 1.0 if _is_right(row, decode) else -1.0
-        if row["reward"] != expected:
+        expected = _reward(row, _is_right(row, decode), config)
+        if not math.isclose(row["reward"], expected, rel_tol=0, abs_tol=1e-12):
             yield f"{_name(row)} has reward {row['reward']}, recomputed {expected}"
     for members in groups.values():
         for row, expected in zip(members, _advantages(members, config["reward"]["scale"]), strict=True):
@@ -64,6 +64,16 @@ def _step_problems(config: Row, metrics: Row, rows: list[Row], decode: Callable[
         loss = _loss(rows, config["loss"]["policy"])
         if not math.isclose(metrics["loss"], loss, rel_tol=1e-4, abs_tol=1e-6):
             yield f"loss is {metrics['loss']}, recomputed {loss}"
+
+
+def _reward(row: Row, right: bool, config: Row) -> float:
+    """+1 or -1, less what length costs, and for a wrong one what a call that ran brings."""
+    settings, limit = config["reward"], config["rollout"]["context_length"]
+    free = settings["length_penalty_from"]
+    over = max(0, len(row["token_ids"]) - free)
+    ran = [call for turn in row["turns"] for call in turn["calls"] if call["status"] == "ok"]
+    bonus = settings["tool_bonus"] if ran and not right else 0
+    return (1 if right else -1) + bonus - settings["length_penalty"] * over / (limit - free)
 
 
 def _advantages(members: list[Row], scale: str) -> list[float]:

@@ -2,20 +2,24 @@
 
     main.py --config FILE [--set section.field=value ...] [--run-dir DIR] [--resume]
 
-trains. Everything that can be refused is refused before anything is written, before the model is built and before the
-GPU is touched: settings, data, prompts, batch maths. Errors are one line on standard error and exit status 2.
+trains; `check`, `evaluate` and `audit` are its subcommands. Everything that can be refused is refused before anything is
+written, before the model is built and before the GPU is touched: settings, data, prompts, batch maths. Errors are one
+line on standard error and exit status 2.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from config import Config, ConfigError, UserError, load_config
+import arguments
+import inputs
+from config import Config, UserError, load_config
 
 USER_ERROR_STATUS = 2
 
@@ -23,9 +27,9 @@ USER_ERROR_STATUS = 2
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        if words[:1] == ["audit"]:
-            return _audit(_audit_parser().parse_args(words[1:]))
-        args = _parser().parse_args(words)
+        if words and words[0] in SUBCOMMANDS:
+            return SUBCOMMANDS[words[0]](words[1:])
+        args = arguments.train_parser().parse_args(words)
         config = load_config(args.config, args.set)
         _train(config, Path(args.run_dir or config.log.run_dir or f"runs/{Path(args.config).stem}"), args.resume)
     except UserError as error:
@@ -35,66 +39,99 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="main.py",
-        description="Trains a tool-using language model with multi-turn GRPO, sampling from the weights it trains.",
-        epilog="Start with: main.py --config configs/tiny_cpu.json (two minutes on a laptop, no download).",
-    )
-    parser.add_argument("--config", required=True, metavar="FILE", help="JSON settings, e.g. configs/tiny_cpu.json")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE",
-        help="override one setting, e.g. --set train.steps=3; may be repeated",
-    )  # fmt: skip
-    parser.add_argument("--run-dir", metavar="DIR", help="where the run is written; default: runs/<config name>")
-    parser.add_argument("--resume", action="store_true", help="continue the run in DIR from its newest checkpoint")
-    return parser
-
-
-def _audit_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="main.py audit",
-        description="Recomputes a run's rewards, advantages and losses from its stored trajectories with separate "
-        "code, and runs its tool calls again. Exit status 1 where anything differs.",
-    )
-    parser.add_argument("run", metavar="RUN", help="the run's folder")
-    parser.add_argument("--no-tools", action="store_true", help="do not run the tool calls again")
-    return parser
-
-
 def _train(config: Config, run_dir: Path, resume: bool) -> None:
-    resume_from = _check_run_dir(run_dir, resume)
-    world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    check_batch(config, world_size)
+    resume_from = inputs.check_run_dir(run_dir, resume)
+    with built(config) as parts:
+        if parts.rank == 0 and config.train.check:
+            from check import check, require_pass
 
-    from trainer import Trainer
+            lines = check(parts)
+            print("\n".join(str(line) for line in lines if line.name != "mask"), flush=True)
+            require_pass(lines)
+        from trainer import Trainer
 
-    tokenizer = load_tokenizer(config)
-    chat, data, eval_data = load_data(config, tokenizer)
-    shape = check_model(config)
-    tool = start_tool(config, rank)
-    try:
-        device = _device(config)
-        policy, engine = build_policy(config, shape, device, chat, tool)
-        sample = sample_with(engine)
         trainer = Trainer(
-            config, policy, sample, lambda: engine.stats, chat, tokenizer, data, eval_data, run_dir
+            config, parts.policy, parts.sample, lambda: parts.engine.stats, parts.chat, parts.tokenizer, parts.data,
+            parts.eval_data, run_dir,
         )  # fmt: skip
-        if rank == 0:
+        if parts.rank == 0:
             (run_dir / "config.json").write_text(config.to_json())
         first = trainer.resume(resume_from) if resume_from else 0
         trainer.run(first)
+
+
+def _check(words: Sequence[str]) -> int:
+    from check import check
+
+    args = arguments.check_parser().parse_args(words)
+    with built(load_config(args.config, args.set)) as parts:
+        lines = check(parts)
+    print("\n".join(map(str, lines)))
+    return int(any(line.state == "FAIL" for line in lines))
+
+
+@contextlib.contextmanager
+def built(config: Config) -> Iterator[Any]:
+    """The `check.Parts` of a run, each refused as early as it can be; the tool ends with the block."""
+    world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    inputs.check_batch(config, world_size)
+    from check import Parts
+
+    tokenizer = inputs.load_tokenizer(config)
+    chat = inputs.load_chat(config, tokenizer)
+    data = inputs.load_data(config, chat, config.data.path)
+    eval_data = inputs.load_data(config, chat, config.eval.path, once=True) if config.eval.path else None
+    shape = inputs.check_model(config)
+    tool = start_tool(config, rank)
+    try:
+        policy, engine, kv_cache_bytes = build_policy(config, shape, _device(config), chat, tool)
+        yield Parts(
+            config, shape, tokenizer, chat, data, eval_data, tool, policy, engine, sample_with(engine),
+            kv_cache_bytes, rank, world_size,
+        )  # fmt: skip
     finally:
         if tool:
             tool.close()
 
 
-def _audit(args: argparse.Namespace) -> int:
+def _evaluate(words: Sequence[str]) -> int:
+    from evaluation import report_lines, write_results
+    from treatments import Treatment, choose_checkpoint, run_treatments, treated
+
+    args = arguments.evaluate_parser().parse_args(words)
+    config, step, out = choose_checkpoint(args.config, args.set, args.checkpoint, args.run_dir, args.out)
+    tokenizer, shape = inputs.load_tokenizer(config), inputs.check_model(config)
+    rank = int(os.environ.get("RANK", "0"))
+    configs = {name: treated(config, name) for name in args.tools}
+    chats = {name: inputs.load_chat(settings, tokenizer) for name, settings in configs.items()}
+    data = {name: inputs.load_data(configs[name], chat, config.eval.path, once=True) for name, chat in chats.items()}
+    tool = start_tool(config, rank) if "on" in args.tools else None
+    try:
+        sample = build_samplers(configs, shape, _device(config), chats, tool)
+        found = run_treatments({
+            name: Treatment(configs[name], data[name].problems, data[name].prompts, sample[name], chat.decode)
+            for name, chat in chats.items()
+        }, step)  # fmt: skip
+    finally:
+        if tool:
+            tool.close()
+    if rank == 0:
+        write_results(out, found)
+        print("\n".join(report_lines(found)) + f"\nwritten to {out}")
+    return 0
+
+
+def _audit(words: Sequence[str]) -> int:
     from audit import audit
 
+    args = arguments.audit_parser().parse_args(words)
     run_dir = Path(args.run)
     config = load_config(run_dir / "config.json")
-    chat = load_chat(config, load_tokenizer(config))
+    chat = inputs.load_chat(config, inputs.load_tokenizer(config))
+    if args.math_verify:
+        from second_opinion import list_disagreements
+
+        return list_disagreements(run_dir, chat.decode)
     tool = None if args.no_tools else start_tool(config, rank=0)
     try:
         counts, problems = audit(run_dir, chat.decode, tool)
@@ -107,92 +144,7 @@ def _audit(args: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _check_run_dir(run_dir: Path, resume: bool) -> Path | None:
-    """The checkpoint to resume from. A folder that holds a run is never overwritten."""
-    from checkpoint import CheckpointError, find_latest
-
-    latest = find_latest(run_dir)
-    if resume and latest is None:
-        raise CheckpointError(f"{run_dir}: no complete checkpoint to resume from; start without --resume")
-    if not resume and (run_dir / "metrics.jsonl").exists():
-        raise ConfigError("--run-dir", str(run_dir), "already holds a run; add --resume, or name another folder")
-    return latest
-
-
-def check_batch(config: Config, world_size: int) -> None:
-    prompts, samples = config.rollout.prompts_per_step, config.rollout.samples_per_prompt
-    if prompts % world_size:
-        good = [n * world_size * samples for n in (prompts // world_size, prompts // world_size + 1) if n]
-        raise ConfigError(
-            "rollout.trajectories_per_step", config.rollout.trajectories_per_step,
-            f"gives {prompts} prompts a step, which {world_size} processes can not share equally; "
-            f"set {' or '.join(map(str, good))}",
-        )  # fmt: skip
-
-
-def load_tokenizer(config: Config) -> Any:
-    from transformers import AutoTokenizer
-
-    name = "tokenizer_path" if config.model.tokenizer_path else "path"
-    return _from_hub(f"model.{name}", getattr(config.model, name), AutoTokenizer)
-
-
-def load_chat(config: Config, tokenizer: Any) -> Any:
-    """The chat format, probed. Raises ChatTemplateError."""
-    from rollout.chat import Qwen3Chat
-    from tools import tool_schema
-
-    tools = [tool_schema(config.tool)] if config.tool.enabled else []
-    return Qwen3Chat(tokenizer, tools=tools, enable_thinking=config.model.enable_thinking)
-
-
-def load_data(config: Config, tokenizer: Any) -> tuple[Any, Any, Any]:
-    """The chat format, and the problems with their rendered prompts. Raises DataError or ConfigError."""
-    from data import load_problems, render_prompts
-    from trainer import TrainingData
-
-    chat = load_chat(config, tokenizer)
-    system = [{"role": "system", "content": config.data.system_prompt}] if config.data.system_prompt else []
-
-    def render(text: str) -> list[int]:
-        return chat.prompt_ids([*system, {"role": "user", "content": text}])
-
-    def rendered(path: str) -> TrainingData:
-        problems = load_problems(path, config.data)
-        limit = config.rollout.context_length - 1
-        return TrainingData(*render_prompts(problems, render, limit, config.data.over_long_prompts, path))
-
-    return chat, rendered(config.data.path), rendered(config.eval.path) if config.eval.path else None
-
-
-def check_model(config: Config) -> Any:
-    """The model's shape, from its config.json alone."""
-    from transformers import AutoConfig
-
-    from modeling.attention import check_supported
-    from modeling.shapes import shape_source
-
-    shape = _from_hub("model.path", shape_source(config.model), AutoConfig)
-    try:
-        check_supported(shape)
-    except ValueError as error:
-        raise ConfigError("model.path", config.model.path, str(error)) from error
-    if config.rollout.context_length > shape.max_position_embeddings:
-        raise ConfigError(
-            "rollout.context_length", config.rollout.context_length,
-            f"is more than the model's max_position_embeddings={shape.max_position_embeddings}; lower it",
-        )  # fmt: skip
-    return shape
-
-
-def _from_hub(name: str, path: str, loader: Any) -> Any:
-    hub_name = path.count("/") == 1 and path[0] not in "/.~"
-    if not Path(path).is_dir() and not hub_name:
-        raise ConfigError(name, path, "is neither a folder nor a hub name of the form organisation/model")
-    try:
-        return loader.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(name, path, f"cannot be loaded: {str(error).splitlines()[0]}") from error
+SUBCOMMANDS = {"check": _check, "evaluate": _evaluate, "audit": _audit}
 
 
 def start_tool(config: Config, rank: int) -> Any:
@@ -219,30 +171,55 @@ def _device(config: Config) -> Any:
     return device
 
 
-def build_policy(config: Config, shape: Any, device: Any, chat: Any, tool: Any) -> tuple[Any, Any]:
-    """The policy inside DeepSpeed, and the rollout engine over its live weights."""
+def build_policy(config: Config, shape: Any, device: Any, chat: Any, tool: Any) -> tuple[Any, Any, int]:
+    """The policy inside DeepSpeed, the rollout engine over its live weights, and the bytes of its cache."""
     from policy import Policy, init_distributed, register_rollout_engine
-    from rollout.cache import PagedCache, num_pages
-    from rollout.decoder import EagerDecoder
     from rollout.engine import RolloutEngine
 
     register_rollout_engine(RolloutEngine)
     init_distributed(device)
     policy = Policy(config, device)
-    rollout = config.rollout
-    pages = num_pages(rollout, shape, policy.model.dtype, device)
-    cache = PagedCache(shape, pages, rollout.page_size, policy.model.dtype, device)
-    engine = RolloutEngine(
-        EagerDecoder(policy.model, cache, config.model.attn_implementation),
+    decoder, cache = build_decoder(config, shape, device, policy.model)
+    return policy, build_engine(config, decoder, cache, chat, tool), cache.kv.nbytes
+
+
+def build_decoder(config: Config, shape: Any, device: Any, model: Any) -> tuple[Any, Any]:
+    from rollout.cache import PagedCache, num_pages
+    from rollout.decoder import EagerDecoder
+
+    pages = num_pages(config.rollout, shape, model.dtype, device)
+    cache = PagedCache(shape, pages, config.rollout.page_size, model.dtype, device)
+    return EagerDecoder(model, cache, config.model.attn_implementation), cache
+
+
+def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any) -> Any:
+    from rollout.engine import RolloutEngine
+
+    return RolloutEngine(
+        decoder,
         chat,
         tool,
-        decode_rows=rollout.decode_rows,
-        page_size=rollout.page_size,
-        num_pages=pages,
-        prefill_tokens=rollout.prefill_tokens,
-        deterministic=rollout.deterministic,
+        decode_rows=config.rollout.decode_rows,
+        page_size=cache.page_size,
+        num_pages=cache.num_pages,
+        prefill_tokens=config.rollout.prefill_tokens,
+        deterministic=config.rollout.deterministic,
     )
-    return policy, engine
+
+
+def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any) -> dict[str, Any]:
+    """For each treatment of the tool an engine over one frozen model; no optimizer, no DeepSpeed engine."""
+    from policy import build_model, init_distributed
+    from trainer import sample_on_all_ranks
+    from treatments import BrokenTool
+
+    init_distributed(device)
+    config = next(iter(configs.values()))
+    model = build_model(config.model, config.train.seed, device).eval()
+    decoder, cache = build_decoder(config, shape, device, model)
+    tools = {"on": tool, "off": None, "broken": BrokenTool()}
+    engines = {name: build_engine(configs[name], decoder, cache, chat, tools[name]) for name, chat in chats.items()}
+    return {name: functools.partial(sample_on_all_ranks, sample_with(engine)) for name, engine in engines.items()}
 
 
 def sample_with(engine: Any) -> Any:

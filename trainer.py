@@ -6,7 +6,6 @@ alike, so that a step's numbers do not depend on the number of ranks or on how l
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,15 +22,18 @@ import evaluation
 from config import Config, TrainConfig, UserError
 from data import Problem, ProblemStream, collate
 from report.writers import RunWriter, console_line
-from reward import Grade, grade_trajectory, score
+from reward import Grade, grade_trajectory, score, shaping
 from rollout.records import RolloutRecord, SamplingConfig, Scored, StopReason
 from update import UpdateStats, update
 
 MAX_INFRA_SHARE = 0.01  # of a step's trajectories; above it the sandbox is broken and training on would be noise
 SHOWN = (
     "reward", "correct", "loss", "clip_fraction", "entropy", "grad_norm", "mismatch_mean", "length", "turns",
-    "tool_error_rate", "eval_avg_at_k", "rollout_tokens_per_second", "update_tokens_per_second", "seconds",
+    "tool_error_rate", "eval_avg_at_k", "eval_avg_low", "eval_avg_high", "eval_cut", "eval_boxless",
+    "rollout_tokens_per_second", "update_tokens_per_second", "seconds",
 )  # fmt: skip
+# Prompts, their indices within the step, the step, how to sample; this rank's records.
+Sampler = Callable[[Sequence[list[int]], Sequence[int], int, SamplingConfig], list[RolloutRecord]]
 
 
 class InfraError(UserError, RuntimeError):
@@ -53,7 +55,7 @@ class Trainer:
         self,
         config: Config,
         policy: Any,
-        sample: Callable[[Sequence[list[int]], Sequence[int], int, SamplingConfig], list[RolloutRecord]],
+        sample: Sampler,
         rollout_stats: Callable[[], Any],
         chat: Any,
         tokenizer: Any,
@@ -80,6 +82,10 @@ class Trainer:
     def run(self, first_step: int = 0) -> None:
         """Steps `first_step` (from 0) to the last, each with its checkpoint where one is due."""
         steps = self.config.train.steps
+        if self.eval_data and self.config.eval.at_start and first_step == 0:
+            figures = self.evaluate(0)
+            if self._writer:
+                print(console_line({"step": 0} | figures, steps, SHOWN), flush=True)
         for step in range(first_step, steps):
             row = self.train_step(step)
             done = step + 1
@@ -126,15 +132,8 @@ class Trainer:
         )
 
     def _rollout(self, step: int, prompts: Sequence[list[int]], sampling: SamplingConfig) -> list[RolloutRecord]:
-        """This rank's share of the prompts, then every rank's records in (prompt, sample) order."""
-        mine = range(self.rank, len(prompts), self.world_size)
         self.policy.eval()
-        records = self._sample([prompts[i] for i in mine], list(mine), step, sampling)
-        if self.world_size > 1:
-            parts: list[list[RolloutRecord]] = [[] for _ in range(self.world_size)]
-            dist.all_gather_object(parts, records)
-            records = [record for part in parts for record in part]
-        return sorted(records, key=lambda r: (r.prompt_index, r.sample_index))
+        return sample_on_all_ranks(self._sample, prompts, step, sampling)
 
     def _score(self, records: Sequence[RolloutRecord], indices: Sequence[int]) -> list[Scored]:
         """Rewards and group advantages of every record that the sandbox did not spoil."""
@@ -145,7 +144,10 @@ class Trainer:
                 f"{MAX_INFRA_SHARE:.0%}; see the tool's report at the start of the run"
             )
         answers = [self.data.problems[index].answer for index in indices]
-        return score(records, self._grades(records, answers), self.config.reward.scale)
+        grades = self._grades(records, answers)
+        reward, limit = self.config.reward, self.config.rollout.context_length
+        shaped = [shaping(record, verdict, reward, limit) for record, verdict in zip(records, grades, strict=True)]
+        return score(records, grades, reward.scale, shaped)
 
     def _grades(self, records: Sequence[RolloutRecord], answers: Sequence[str]) -> list[Grade]:
         """answers: the reference of each prompt, by prompt_index."""
@@ -156,18 +158,20 @@ class Trainer:
         return grades
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """The policy after `step` steps on eval.path; training state is not touched."""
+        """The policy after `step` steps on eval.path; training state is not touched.
+
+        Rank 0 writes the whole result to evaluations/step_N.json; returned are the figures of the metrics line.
+        """
         assert self.eval_data is not None
-        sampling = dataclasses.replace(
-            self._sampling(),
-            temperature=self.config.eval.temperature,
-            n_samples_per_prompt=self.config.eval.samples_per_prompt,
-            seed=self.config.train.seed + evaluation.SEED_OFFSET,
-        )
         with self._clock("eval"):
-            records = self._rollout(step, self.eval_data.prompts, sampling)
-        figures = evaluation.summarize(records, self._grades(records, [p.answer for p in self.eval_data.problems]))
-        return {f"eval_{name}": value for name, value in (figures | {"seconds": self._seconds["eval"]}).items()}
+            records = self._rollout(step, self.eval_data.prompts, evaluation.eval_sampling(self.config))
+        name = "on" if self.config.tool.enabled else "off"
+        evaluated = {name: evaluation.Evaluation.of(records, self.eval_data.problems, self.chat.decode)}
+        found = evaluation.results(self.config, evaluated, step)
+        if self._writer:
+            evaluation.write_results(self.run_dir / f"evaluations/step_{step}.json", found)
+        figures = evaluation.metrics(found["scores"][name]) | {"seconds": self._seconds.pop("eval")}
+        return {f"eval_{name}": value for name, value in figures.items()}
 
     def _batches(self, scored: Sequence[Scored]) -> list[Any]:
         """This rank's micro-batches; empty where no group of the step has two different rewards."""
@@ -215,6 +219,20 @@ class Trainer:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self._seconds[phase] = time.perf_counter() - started
+
+
+def sample_on_all_ranks(
+    sample: Sampler, prompts: Sequence[list[int]], step: int, sampling: SamplingConfig
+) -> list[RolloutRecord]:
+    """Samples this rank's share of the prompts; returns every rank's records in (prompt, sample) order. Collective."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    mine = range(rank, len(prompts), world_size)
+    records = sample([prompts[i] for i in mine], list(mine), step, sampling)
+    if world_size > 1:
+        parts: list[list[RolloutRecord]] = [[] for _ in range(world_size)]
+        dist.all_gather_object(parts, records)
+        records = [record for part in parts for record in part]
+    return sorted(records, key=lambda r: (r.prompt_index, r.sample_index))
 
 
 def _due(done: int, every: int, steps: int) -> bool:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from modeling.attention import MIN_ROWS, NO_MASK, SOFTMAX
 from modeling.logprob import head_logits
 from rollout.cache import PagedCache, PagedRows, Span
-from rollout.sampler import sample
+from rollout.sampler import sample, truncate
 from rollout.scheduler import Chunk
 
 
@@ -28,8 +28,11 @@ class Draws:
 
 
 class Decoder(Protocol):
-    def run(self, chunks: Sequence[Chunk], temperature: float) -> Draws:
-        """Computes the chunks' tokens, leaves their keys in the cache, and draws where a chunk samples."""
+    def run(self, chunks: Sequence[Chunk], temperature: float, top_k: int = 0, top_p: float = 1.0) -> Draws:
+        """Computes the chunks' tokens, leaves their keys in the cache, and draws where a chunk samples.
+
+        top_k, top_p: as in `SamplingConfig`; evaluation only
+        """
 
 
 class EagerDecoder:
@@ -40,7 +43,7 @@ class EagerDecoder:
         self._softmax = SOFTMAX[attn_implementation]
 
     @torch.no_grad()
-    def run(self, chunks: Sequence[Chunk], temperature: float) -> Draws:
+    def run(self, chunks: Sequence[Chunk], temperature: float, top_k: int = 0, top_p: float = 1.0) -> Draws:
         device = self._cache.kv.device
         spans = [Span(c.start, len(c.token_ids), c.pages) for c in chunks]
         line = [token for c in chunks for token in c.token_ids]
@@ -60,5 +63,6 @@ class EagerDecoder:
         logits = head_logits(last, self._model.get_output_embeddings().weight, temperature)
         keys = torch.tensor([chunks[i].key for i in drawing], dtype=torch.int64, device=device).to(torch.int32)
         positions = torch.tensor([chunks[i].start + len(chunks[i].token_ids) for i in drawing], device=device)
+        logits = truncate(logits, top_k, top_p)
         tokens, logprobs = sample(logits, keys, positions, temperature)
         return Draws(tokens.tolist(), logprobs.tolist())

@@ -54,6 +54,8 @@ class SamplingConfig:
     max_turns: int
     context_length: int
     seed: int  # with policy_step, prompt, sample and position it determines every draw
+    top_k: int = 0  # draw from the k likeliest tokens; 0: from all (as training must)
+    top_p: float = 1.0  # draw from the fewest tokens that hold this probability; 1: from all (as training must)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
