@@ -14,6 +14,7 @@ def train_parser() -> argparse.ArgumentParser:
     _add_config(parser)
     parser.add_argument("--run-dir", metavar="DIR", help="where the run is written; default: runs/<config name>")
     parser.add_argument("--resume", action="store_true", help="continue the run in DIR from its newest checkpoint")
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher adds it; we read LOCAL_RANK
     return parser
 
 

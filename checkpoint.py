@@ -1,25 +1,32 @@
-"""Checkpoints that are complete or absent.
+"""Checkpoints that are complete or absent, written while the next rollout runs.
 
 A checkpoint is a folder `checkpoints/step_N`: the Hugging Face copy (config, weights, tokenizer, chat template), the
-engine's state of every rank under `engine/`, and `state.json`, written last. It is written beside its place and
-renamed; `latest` names it only afterwards. No random stream runs across steps (order, noise and tool seeds are
-functions of the step), so step and world size are the whole of the remaining state.
+engine's state and the random state of every rank under `engine/`, checksums, and `state.json`, written last. It is
+written beside its place (`step_N.partial`) and renamed when every rank is done; `latest` names it only afterwards.
+
+`begin` hands the writing to a thread and returns; weights and optimizer state do not change until the next update, so
+nothing is copied, and `finish` must be called before that update. All collectives of the thread go through the
+engine's own process group, and the main thread's go through another (`trainer`), so that the two never cross.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from config import UserError
 
+CHECKSUMS = "checksums_rank_{}.json"
+
 
 class CheckpointError(UserError, RuntimeError):
-    """A checkpoint that cannot be resumed from; one line with the folder and the mend."""
+    """A checkpoint that cannot be written or resumed from; one line with the folder or file and the mend."""
 
 
 class SavablePolicy(Protocol):
@@ -29,53 +36,189 @@ class SavablePolicy(Protocol):
 
     def save(self, folder: Path) -> None: ...
     def load(self, folder: Path) -> None: ...
+    def load_weights(self, folder: Path) -> None: ...
     def save_pretrained(self, folder: Path) -> None: ...
 
 
-def save(
-    run_dir: Path, step: int, policy: SavablePolicy, save_tokenizer: Callable[[Path], Any], rank: int,
-    barrier: Callable[[], Any],
-) -> Path:  # fmt: skip
-    """Writes `checkpoints/step_N`. Collective: every rank calls it, and returns when it is complete."""
-    folder = run_dir / "checkpoints" / f"step_{step}"
-    partial = folder.with_name(folder.name + ".partial")
-    if rank == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    barrier()
-    policy.save(partial)
-    if rank == 0:
-        policy.save_pretrained(partial)
-        save_tokenizer(partial)
-    barrier()
-    if rank == 0:
-        (partial / "state.json").write_text(json.dumps({"step": step, "world_size": policy.world_size}) + "\n")
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(partial, folder)
-        latest = folder.with_name("latest.partial")
-        latest.write_text(folder.name + "\n")
-        os.replace(latest, folder.with_name("latest"))
-    barrier()
-    return folder
+class CheckpointStore:
+    """The checkpoints of one run, seen from one rank."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        policy: SavablePolicy,
+        save_tokenizer: Callable[[Path], Any],
+        *,
+        rank: int,
+        gather: Callable[[Any], list[Any]],
+        keep: int = 0,
+    ):
+        """gather: every rank's object, in rank order (collective). keep: newest checkpoints to keep, 0 for all."""
+        self._folder = run_dir / "checkpoints"
+        self._policy, self._save_tokenizer = policy, save_tokenizer
+        self._rank, self._gather, self._keep = rank, gather, keep
+        self._thread: threading.Thread | None = None
+        self._step = 0
+        self._state: dict[str, Any] = {}
+        self._failure: str | None = None
+
+    def begin(self, step: int, state: dict[str, Any]) -> None:
+        """Starts to write the state after `step` steps. Collective. state: JSON for `state.json`."""
+        self.finish()
+        self._step, self._failure = step, None
+        self._state = state | {"step": step, "world_size": self._policy.world_size}
+        if self._rank == 0:
+            self._failure = _attempt(self._make_partial)
+        self._raise_any()
+        self._thread = threading.Thread(target=self._write, name=f"checkpoint-{step}")
+        self._thread.start()
+
+    def finish(self) -> Path | None:
+        """Waits for the writing and puts the checkpoint in its place. Collective. None where nothing was begun.
+
+        Raises CheckpointError on every rank where one failed; what was complete before stays.
+        """
+        if self._thread is None:
+            return None
+        self._thread.join()
+        self._thread = None
+        self._raise_any()
+        if self._rank == 0:
+            self._failure = _attempt(self._commit)
+        self._raise_any()
+        return self._folder / f"step_{self._step}"
+
+    @property
+    def _partial(self) -> Path:
+        return self._folder / f"step_{self._step}.partial"
+
+    def _make_partial(self) -> None:
+        shutil.rmtree(self._partial, ignore_errors=True)
+        (self._partial / "engine").mkdir(parents=True)
+
+    def _write(self) -> None:
+        self._failure = _attempt(self._write_files)
+
+    def _write_files(self) -> None:
+        self._policy.save(self._partial)
+        if self._rank == 0:
+            self._policy.save_pretrained(self._partial)
+            self._save_tokenizer(self._partial)
+        sums = {name: _checksum(self._partial / name) for name in _files_of(self._partial, self._rank)}
+        _write_synced(self._partial / CHECKSUMS.format(self._rank), json.dumps(sums, indent=1) + "\n")
+
+    def _commit(self) -> None:
+        final = self._folder / f"step_{self._step}"
+        _write_synced(self._partial / "state.json", json.dumps(self._state, indent=1) + "\n")
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(self._partial, final)
+        latest = self._folder / "latest.partial"
+        _write_synced(latest, final.name + "\n")
+        os.replace(latest, self._folder / "latest")
+        for old in _removable(self._folder, self._keep):
+            shutil.rmtree(old)
+
+    def _raise_any(self) -> None:
+        failures = [f for f in self._gather(self._failure) if f]
+        if failures:
+            last = find_latest(self._folder.parent)
+            kept = f"{last} is the last complete one" if last else "there is no complete one yet"
+            raise CheckpointError(
+                f"{self._folder / f'step_{self._step}'} could not be written ({failures[0]}); {kept}. "
+                "Free space or mend the disk, then go on with --resume"
+            )
 
 
 def find_latest(run_dir: Path) -> Path | None:
     """The newest complete checkpoint, or None. A folder without `state.json` does not count."""
-    complete = [path.parent for path in (run_dir / "checkpoints").glob("step_*/state.json") if _step(path.parent) >= 0]
-    return max(complete, key=_step, default=None)
+    return max(_complete(run_dir / "checkpoints"), key=_step, default=None)
 
 
-def load(folder: Path, policy: SavablePolicy) -> int:
-    """Restores the policy and returns the number of steps it has taken. Collective. Raises CheckpointError."""
+def load(folder: Path, policy: SavablePolicy, rank: int, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
+    """Restores the policy and returns the state that `begin` was given. Collective.
+
+    On another number of ranks the weights are taken over and the optimizer starts anew: its shards belong to ranks.
+    Raises CheckpointError on every rank where a file of any rank is missing, truncated or altered.
+    """
     state = json.loads((folder / "state.json").read_text())
-    if state["world_size"] != policy.world_size:
+    ranks = range(rank, state["world_size"], policy.world_size)
+    damaged = [name for r in ranks for name in _damaged(folder, r)]
+    damaged = [name for part in gather(damaged) for name in part]
+    if damaged:
+        older = [path for path in _complete(folder.parent) if _step(path) < state["step"]]
+        instead = f"; {max(older, key=_step)} is older" if older else ""
         raise CheckpointError(
-            f"{folder}: written by {state['world_size']} ranks, and this run has {policy.world_size}; optimizer "
-            f"shards do not carry over. Resume on {state['world_size']} ranks, or start a new run with "
-            f"model.path={folder}"
+            f"{folder / damaged[0]}: is missing or differs from its checksum; "
+            f"remove {folder} and resume again{instead}"
         )
-    policy.load(folder)
-    return state["step"]
+    if state["world_size"] == policy.world_size:
+        policy.load(folder)
+    else:
+        policy.load_weights(folder)
+        if rank == 0:
+            print(
+                f"resuming on {policy.world_size} ranks from {state['world_size']}: weights and data carry over, "
+                "Adam's moments and the fp32 copies of bf16 weights do not and start anew",
+                flush=True,
+            )
+    return state
+
+
+def _attempt(action: Callable[[], None]) -> str | None:
+    """What went wrong, as one line, since the thread must not lose it. torch raises RuntimeError on a full disk."""
+    try:
+        action()
+    except (OSError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None
+
+
+def _files_of(folder: Path, rank: int) -> list[str]:
+    """Files that `rank` wrote, relative to the checkpoint: its own shards; rank 0 all that carries no rank."""
+    names = [p.relative_to(folder).as_posix() for p in sorted(folder.rglob("*")) if p.is_file()]
+    names = [name for name in names if not name.startswith("checksums_rank_") and name != "state.json"]
+    own = (f"zero_pp_rank_{rank}_mp", f"random_rank_{rank}.")
+    anyone = ("zero_pp_rank_", "random_rank_")
+    return [
+        name
+        for name in names
+        if any(part in name for part in own) or (rank == 0 and not any(part in name for part in anyone))
+    ]
+
+
+def _damaged(folder: Path, rank: int) -> list[str]:
+    path = folder / CHECKSUMS.format(rank)
+    if not path.exists():
+        return [path.name]
+    sums = json.loads(path.read_text())
+    return [name for name, value in sums.items() if not (folder / name).exists() or _checksum(folder / name) != value]
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _complete(folder: Path) -> list[Path]:
+    return [path.parent for path in folder.glob("step_*/state.json") if _step(path.parent) >= 0]
+
+
+def _removable(folder: Path, keep: int) -> Sequence[Path]:
+    """Complete checkpoints beyond the newest `keep`, the one with the best evaluation excepted."""
+    if keep == 0:
+        return []
+    complete = sorted(_complete(folder), key=_step)
+    scores = {path: json.loads((path / "state.json").read_text()).get("score") for path in complete}
+    rated = [path for path in complete if scores[path] is not None]
+    best = max(rated, key=lambda path: (scores[path], _step(path)), default=None)
+    return [path for path in complete[:-keep] if path != best]
 
 
 def _step(folder: Path) -> int:

@@ -176,6 +176,8 @@ class TrainConfig:
     max_tokens_per_micro_batch: int = 16384
     offload_optimizer: bool = False  # Adam moments and fp32 weights in host memory
     save_every: int = 0  # steps between checkpoints; 0: only after the last step
+    keep_checkpoints: int = 0  # newest checkpoints to keep, beside the best by evaluation; 0: all
+    max_minutes: float | None = None  # wall time after which the run saves and ends with status 0; null: no limit
     num_threads: int | None = None  # torch CPU threads per process; None: torch's own choice
     check: bool = True  # before the first step, run what `main.py check` runs
 
@@ -194,6 +196,11 @@ class TrainConfig:
         require(
             self.max_tokens_per_micro_batch >= 1, "train.max_tokens_per_micro_batch", self.max_tokens_per_micro_batch,
             "must be at least 1 token",
+        )  # fmt: skip
+        require(self.keep_checkpoints >= 0, "train.keep_checkpoints", self.keep_checkpoints, "must be 0 (all) or more")
+        require(
+            self.max_minutes is None or self.max_minutes > 0, "train.max_minutes", self.max_minutes,
+            "must be above 0, or null for no limit",
         )  # fmt: skip
         require(self.save_every >= 0, "train.save_every", self.save_every, "must be 0 (only at the end) or more")
         require(

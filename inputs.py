@@ -5,22 +5,36 @@ Everything here is refused, with one line, before anything is written, built or 
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 from config import Config, ConfigError
+from schema import differences, read_json
+
+FIXED_BY_THE_CURSOR = (
+    "data.path", "data.shuffle", "train.seed", "rollout.trajectories_per_step", "rollout.samples_per_prompt",
+)  # fmt: skip
 
 
-def check_run_dir(run_dir: Path, resume: bool) -> Path | None:
+def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     """The checkpoint to resume from. A folder that holds a run is never overwritten."""
     from checkpoint import CheckpointError, find_latest
 
+    if not resume:
+        if (run_dir / "metrics.jsonl").exists():
+            raise ConfigError("--run-dir", str(run_dir), "already holds a run; add --resume, or name another folder")
+        return None
     latest = find_latest(run_dir)
-    if resume and latest is None:
+    if latest is None:
         raise CheckpointError(f"{run_dir}: no complete checkpoint to resume from; start without --resume")
-    if not resume and (run_dir / "metrics.jsonl").exists():
-        raise ConfigError("--run-dir", str(run_dir), "already holds a run; add --resume, or name another folder")
+    changed = differences(read_json(run_dir / "config.json"), json.loads(config.to_json()))
+    for name, (before, now) in changed.items():
+        if name in FIXED_BY_THE_CURSOR:
+            raise ConfigError(name, now, f"was {before!r} in the run to resume, and fixes which problems are done; "
+                              f"set it back, or start a new run with model.path={latest}")  # fmt: skip
+        _say(f"resuming with {name} changed from {before!r} to {now!r}")
     return latest
 
 

@@ -2,9 +2,9 @@
 
     main.py --config FILE [--set section.field=value ...] [--run-dir DIR] [--resume]
 
-trains; `check`, `evaluate` and `audit` are its subcommands. Everything that can be refused is refused before anything is
-written, before the model is built and before the GPU is touched: settings, data, prompts, batch maths. Errors are one
-line on standard error and exit status 2.
+trains; `check`, `evaluate` and `audit` are its subcommands. Everything that can be refused is refused before anything
+is written, before the model is built and before the GPU is touched: settings, data, prompts, batch maths. Errors are
+one line on standard error and exit status 2.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(config: Config, run_dir: Path, resume: bool) -> None:
-    resume_from = inputs.check_run_dir(run_dir, resume)
+    resume_from = inputs.check_run_dir(config, run_dir, resume)
     with built(config) as parts:
         if parts.rank == 0 and config.train.check:
             from check import check, require_pass
@@ -210,7 +210,7 @@ def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any)
 def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any) -> dict[str, Any]:
     """For each treatment of the tool an engine over one frozen model; no optimizer, no DeepSpeed engine."""
     from policy import build_model, init_distributed
-    from trainer import sample_on_all_ranks
+    from trainer import gather, sample_on_all_ranks
     from treatments import BrokenTool
 
     init_distributed(device)
@@ -219,7 +219,9 @@ def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any)
     decoder, cache = build_decoder(config, shape, device, model)
     tools = {"on": tool, "off": None, "broken": BrokenTool()}
     engines = {name: build_engine(configs[name], decoder, cache, chat, tools[name]) for name, chat in chats.items()}
-    return {name: functools.partial(sample_on_all_ranks, sample_with(engine)) for name, engine in engines.items()}
+    return {
+        name: functools.partial(sample_on_all_ranks, sample_with(engine), gather) for name, engine in engines.items()
+    }
 
 
 def sample_with(engine: Any) -> Any:

@@ -12,6 +12,7 @@ import contextlib
 import io
 import logging
 import os
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -19,6 +20,7 @@ from typing import Any, Protocol, cast
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidiactl") else "cpu")
 
 import deepspeed
+import numpy
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
@@ -153,18 +155,46 @@ class Policy:
         return float(self._engine.get_global_grad_norm())
 
     def save(self, folder: Path) -> None:
-        """Engine state of every rank: weights, optimizer. Collective."""
+        """Weights, optimizer and this rank's random state, under `folder/engine`. Collective."""
         self._engine.save_checkpoint(str(folder), tag="engine", save_latest=False)
+        torch.save(_random_state(), folder / "engine" / f"random_rank_{dist.get_rank()}.pt")
 
     def load(self, folder: Path) -> None:
-        """Restores what `save` wrote. Collective. Raises RuntimeError where nothing was found."""
-        path, _ = self._engine.load_checkpoint(str(folder), tag="engine")
+        """Restores what `save` wrote on the same number of ranks. Collective."""
+        self._load(folder)
+        state = torch.load(folder / "engine" / f"random_rank_{dist.get_rank()}.pt", weights_only=False)
+        _set_random_state(state)
+
+    def load_weights(self, folder: Path) -> None:
+        """Restores the weights alone, on any number of ranks. Collective."""
+        self._load(folder, load_module_only=True)
+
+    def _load(self, folder: Path, **options: bool) -> None:
+        path, _ = self._engine.load_checkpoint(str(folder), tag="engine", **options)
         if path is None:
-            raise RuntimeError(f"{folder}: holds no engine state")
+            raise RuntimeError(f"{folder}: DeepSpeed found no engine state in it")
 
     def save_pretrained(self, folder: Path) -> None:
         """The Hugging Face copy; rank 0 alone."""
         self.model.save_pretrained(folder)
+
+
+def _random_state() -> dict[str, Any]:
+    """Nothing in a step draws from these streams today; a model with dropout would."""
+    return {
+        "python": random.getstate(),
+        "numpy": numpy.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    numpy.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
+        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def build_optimizer(model: PreTrainedModel, config: Config) -> torch.optim.Optimizer:

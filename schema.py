@@ -42,6 +42,17 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return raw
 
 
+def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """`section.field` -> (old, new) for each setting of two resolved configs that differs."""
+    changed = {}
+    for section, values in new.items():
+        for key, value in values.items():
+            before = old.get(section, {}).get(key)
+            if before != value:
+                changed[f"{section}.{key}"] = (before, value)
+    return changed
+
+
 def apply_override(raw: dict[str, Any], text: str) -> None:
     name, equals, value = text.partition("=")
     section, dot, key = name.partition(".")

@@ -21,6 +21,7 @@ import checkpoint
 import evaluation
 from config import Config, TrainConfig, UserError
 from data import Problem, ProblemStream, collate
+from interruption import Interruption, Request
 from report.writers import RunWriter, console_line
 from reward import Grade, grade_trajectory, score, shaping
 from rollout.records import RolloutRecord, SamplingConfig, Scored, StopReason
@@ -67,6 +68,11 @@ class Trainer:
         self.data, self.eval_data, self.run_dir = data, eval_data, run_dir
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.stream = ProblemStream(len(data.problems), config.train.seed, config.data.shuffle)
+        self._group = dist.new_group(backend="gloo") if self.world_size > 1 else None
+        self._store = checkpoint.CheckpointStore(
+            run_dir, policy, lambda folder: tokenizer.save_pretrained(folder), rank=self.rank, gather=self._gather,
+            keep=config.train.keep_checkpoints,
+        )  # fmt: skip
         self._sample, self._rollout_stats = sample, rollout_stats
         self._writer = RunWriter(run_dir) if self.rank == 0 else None
         self._seconds: dict[str, float] = {}
@@ -74,30 +80,36 @@ class Trainer:
 
     def resume(self, folder: Path) -> int:
         """Continues from a checkpoint; returns the steps already taken."""
-        step = checkpoint.load(folder, self.policy)
+        state = checkpoint.load(folder, self.policy, self.rank, self._gather)
         if self._writer:
-            self._writer.rewind(step)
-        return step
+            self._writer.rewind(state["step"])
+        return state["step"]
 
     def run(self, first_step: int = 0) -> None:
-        """Steps `first_step` (from 0) to the last, each with its checkpoint where one is due."""
+        """Steps `first_step` (from 0) to the last, or until a signal or train.max_minutes asks for an end.
+
+        A checkpoint is written while the next rollout runs, and is in its place before the next update.
+        """
         steps = self.config.train.steps
         if self.eval_data and self.config.eval.at_start and first_step == 0:
             figures = self.evaluate(0)
             if self._writer:
                 print(console_line({"step": 0} | figures, steps, SHOWN), flush=True)
-        for step in range(first_step, steps):
-            row = self.train_step(step)
-            done = step + 1
-            if self.eval_data and _due(done, self.config.eval.every, steps):
-                row |= self.evaluate(done)
-            if self._writer:
-                self._writer.metrics(row)
-                print(console_line(row, steps, SHOWN), flush=True)
-            if _due(done, self.config.train.save_every, steps):
-                checkpoint.save(
-                    self.run_dir, done, self.policy, self.tokenizer.save_pretrained, self.rank, dist.barrier
-                )
+        with Interruption(self.config.train.max_minutes) as interruption:
+            for step in range(first_step, steps):
+                row = self.train_step(step)
+                done = step + 1
+                if self.eval_data and _due(done, self.config.eval.every, steps):
+                    row |= self.evaluate(done)
+                if self._writer:
+                    self._writer.metrics(row)
+                    print(console_line(row, steps, SHOWN), flush=True)
+                request = interruption.agreed(self._gather)
+                if request or _due(done, self.config.train.save_every, steps):
+                    self._store.begin(done, {"score": row.get("eval_avg_at_k")})
+                if request is Request.STOP:
+                    break
+            self._store.finish()
 
     def train_step(self, step: int) -> dict[str, Any]:
         """One step; the metrics row. `step` counts from 0, the row's "step" from 1."""
@@ -108,6 +120,8 @@ class Trainer:
         with self._clock("reward"):
             scored = self._score(records, indices)
         stats = None
+        with self._clock("save"):
+            self._store.finish()
         with self._clock("update"):
             batches = self._batches(scored)
             if batches:
@@ -133,7 +147,7 @@ class Trainer:
 
     def _rollout(self, step: int, prompts: Sequence[list[int]], sampling: SamplingConfig) -> list[RolloutRecord]:
         self.policy.eval()
-        return sample_on_all_ranks(self._sample, prompts, step, sampling)
+        return sample_on_all_ranks(self._sample, self._gather, prompts, step, sampling)
 
     def _score(self, records: Sequence[RolloutRecord], indices: Sequence[int]) -> list[Scored]:
         """Rewards and group advantages of every record that the sandbox did not spoil."""
@@ -212,6 +226,10 @@ class Trainer:
         row |= {"seconds": round(self._seconds["total"], 4), **seconds}
         return row | {f"rollout_{name}": value for name, value in asdict(self._rollout_stats()).items()}
 
+    def _gather(self, item: Any) -> list[Any]:
+        """In a group of its own: see checkpoint.py."""
+        return gather(item, self._group)
+
     @contextmanager
     def _clock(self, phase: str):
         started = time.perf_counter()
@@ -221,17 +239,23 @@ class Trainer:
         self._seconds[phase] = time.perf_counter() - started
 
 
+def gather(item: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Every rank's item, in rank order. Collective."""
+    if dist.get_world_size() == 1:
+        return [item]
+    items: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(items, item, group=group)
+    return items
+
+
 def sample_on_all_ranks(
-    sample: Sampler, prompts: Sequence[list[int]], step: int, sampling: SamplingConfig
-) -> list[RolloutRecord]:
+    sample: Sampler, gather: Callable[[Any], list[Any]], prompts: Sequence[list[int]], step: int,
+    sampling: SamplingConfig,
+) -> list[RolloutRecord]:  # fmt: skip
     """Samples this rank's share of the prompts; returns every rank's records in (prompt, sample) order. Collective."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    mine = range(rank, len(prompts), world_size)
+    mine = range(dist.get_rank(), len(prompts), dist.get_world_size())
     records = sample([prompts[i] for i in mine], list(mine), step, sampling)
-    if world_size > 1:
-        parts: list[list[RolloutRecord]] = [[] for _ in range(world_size)]
-        dist.all_gather_object(parts, records)
-        records = [record for part in parts for record in part]
+    records = [record for part in gather(records) for record in part]
     return sorted(records, key=lambda r: (r.prompt_index, r.sample_index))
 
 

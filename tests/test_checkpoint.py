@@ -8,71 +8,157 @@ from pathlib import Path
 import pytest
 
 import checkpoint
-from checkpoint import CheckpointError
+from checkpoint import CheckpointError, CheckpointStore, find_latest
 
 
 class FakePolicy:
     world_size = 1
 
-    def __init__(self, fail_in: str = ""):
-        self.fail_in, self.loaded = fail_in, None
+    def __init__(self):
+        self.loaded: list[str] = []
+        self.fail_in = ""
 
     def save(self, folder: Path) -> None:
-        (folder / "engine").mkdir()
-        (folder / "engine" / "part").write_text("half")
+        (folder / "engine" / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_text("optimizer")
+        (folder / "engine" / "random_rank_0.pt").write_text("random")
         if self.fail_in == "engine":
-            raise OSError("disk full")
+            raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed\nmore")
 
     def save_pretrained(self, folder: Path) -> None:
         (folder / "config.json").write_text("{}")
         if self.fail_in == "model":
-            raise OSError("disk full")
+            raise OSError(28, "No space left on device")
 
     def load(self, folder: Path) -> None:
-        self.loaded = folder
+        self.loaded.append("everything")
+
+    def load_weights(self, folder: Path) -> None:
+        self.loaded.append("weights")
 
 
-def save(run_dir: Path, step: int, policy=None) -> Path:
-    return checkpoint.save(run_dir, step, policy or FakePolicy(), lambda folder: None, 0, lambda: None)
+def alone(item):
+    return [item]
 
 
-def test_the_newest_complete_checkpoint_is_found_by_number_not_by_name(tmp_path):
+@pytest.fixture
+def policy():
+    return FakePolicy()
+
+
+def store(run_dir: Path, policy: FakePolicy, **options) -> CheckpointStore:
+    return CheckpointStore(run_dir, policy, lambda folder: None, rank=0, gather=alone, **options)
+
+
+def save(run_dir: Path, policy: FakePolicy, step: int, score=None, **options) -> Path:
+    s = store(run_dir, policy, **options)
+    s.begin(step, {"score": score})
+    folder = s.finish()
+    assert folder is not None
+    return folder
+
+
+def steps(run_dir: Path) -> list[int]:
+    return sorted(int(p.name.removeprefix("step_")) for p in (run_dir / "checkpoints").glob("step_*"))
+
+
+def test_the_newest_complete_checkpoint_is_found_by_number_not_by_name(tmp_path, policy):
     for step in (9, 10):
-        save(tmp_path, step)
-    assert checkpoint.find_latest(tmp_path) == tmp_path / "checkpoints/step_10"
+        save(tmp_path, policy, step)
+    assert find_latest(tmp_path) == tmp_path / "checkpoints/step_10"
     assert (tmp_path / "checkpoints/latest").read_text().strip() == "step_10"
 
 
+def test_nothing_is_in_its_place_before_finish(tmp_path, policy):
+    s = store(tmp_path, policy)
+    s.begin(10, {})
+    assert find_latest(tmp_path) is None
+    assert not (tmp_path / "checkpoints/latest").exists()
+    assert s.finish() == tmp_path / "checkpoints/step_10"
+    assert s.finish() is None
+
+
 @pytest.mark.parametrize("fail_in", ["engine", "model"])
-def test_a_failure_while_saving_leaves_the_last_good_one(tmp_path, fail_in):
-    save(tmp_path, 10)
-    with pytest.raises(OSError, match="disk full"):
-        save(tmp_path, 20, FakePolicy(fail_in))
-    assert checkpoint.find_latest(tmp_path) == tmp_path / "checkpoints/step_10"
-    save(tmp_path, 20)  # what the failure left is no hindrance
-    assert checkpoint.find_latest(tmp_path) == tmp_path / "checkpoints/step_20"
+def test_a_full_disk_leaves_the_last_good_one_and_says_so(tmp_path, policy, fail_in):
+    save(tmp_path, policy, 10)
+    policy.fail_in = fail_in
+    with pytest.raises(CheckpointError, match=r"step_20 could not be written .*step_10 is the last complete") as error:
+        save(tmp_path, policy, 20)
+    assert "\n" not in str(error.value)
+    assert find_latest(tmp_path) == tmp_path / "checkpoints/step_10"
+    policy.fail_in = ""
+    save(tmp_path, policy, 20)  # what the failure left is no hindrance
+    assert find_latest(tmp_path) == tmp_path / "checkpoints/step_20"
 
 
-def test_a_folder_without_its_last_file_does_not_count(tmp_path):
-    save(tmp_path, 10)
-    (save(tmp_path, 20) / "state.json").unlink()
-    assert checkpoint.find_latest(tmp_path) == tmp_path / "checkpoints/step_10"
+def test_another_ranks_failure_is_everybodys(tmp_path, policy):
+    s = CheckpointStore(tmp_path, policy, lambda f: None, rank=0, gather=lambda item: [item, "OSError: rank 1's disk"])
+    with pytest.raises(CheckpointError, match="rank 1's disk"):
+        s.begin(10, {})
+    assert find_latest(tmp_path) is None
 
 
-def test_a_partial_folder_does_not_count(tmp_path):
-    folder = save(tmp_path, 10)
+def test_a_folder_without_its_last_file_does_not_count(tmp_path, policy):
+    save(tmp_path, policy, 10)
+    (save(tmp_path, policy, 20) / "state.json").unlink()
+    assert find_latest(tmp_path) == tmp_path / "checkpoints/step_10"
+
+
+def test_a_partial_folder_does_not_count(tmp_path, policy):
+    folder = save(tmp_path, policy, 10)
     folder.rename(folder.with_name("step_10.partial"))
-    assert checkpoint.find_latest(tmp_path) is None
+    assert find_latest(tmp_path) is None
 
 
-def test_loading_gives_the_step_back(tmp_path):
-    policy = FakePolicy()
-    assert checkpoint.load(save(tmp_path, 7), policy) == 7
-    assert policy.loaded == tmp_path / "checkpoints/step_7"
+def test_the_newest_and_the_best_are_kept(tmp_path, policy):
+    for step, score in ((1, 0.2), (2, 0.9), (3, None), (4, 0.5), (5, None), (6, 0.4)):
+        save(tmp_path, policy, step, score, keep=2)
+    assert steps(tmp_path) == [2, 5, 6]
 
 
-def test_another_world_size_is_refused_with_the_mend(tmp_path):
-    folder = save(tmp_path, 7)
-    (folder / "state.json").write_text(json.dumps({"step": 7, "world_size": 2}))
-    with pytest.raises(CheckpointError, match=r"written by 2 ranks, and this run has 1.*Resume on 2 ranks"):
-        checkpoint.load(folder, FakePolicy())
+def test_without_a_limit_all_are_kept(tmp_path, policy):
+    for step in range(1, 6):
+        save(tmp_path, policy, step)
+    assert steps(tmp_path) == [1, 2, 3, 4, 5]
+
+
+def test_loading_gives_the_state_back(tmp_path, policy):
+    folder = save(tmp_path, policy, 7, score=0.5)
+    assert checkpoint.load(folder, policy, 0, alone) == {"step": 7, "world_size": 1, "score": 0.5}
+    assert policy.loaded == ["everything"]
+
+
+def test_another_number_of_ranks_takes_the_weights_and_says_what_stays_behind(tmp_path, policy, capsys):
+    folder = save(tmp_path, policy, 7)
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps(state | {"world_size": 2}))
+    sums = (folder / "checksums_rank_0.json").read_text()
+    (folder / "checksums_rank_1.json").write_text(sums)
+    assert checkpoint.load(folder, policy, 0, alone)["step"] == 7
+    assert policy.loaded == ["weights"]
+    assert "1 ranks from 2: weights and data carry over" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name", ["engine/zero_pp_rank_0_mp_rank_00_optim_states.pt", "engine/random_rank_0.pt", "config.json"]
+)
+def test_a_damaged_file_is_named_and_nothing_is_loaded(tmp_path, policy, name):
+    save(tmp_path, policy, 5)
+    folder = save(tmp_path, policy, 7)
+    (folder / name).write_text("other")
+    with pytest.raises(CheckpointError, match=rf"{name}: is missing or differs .*step_5 is older"):
+        checkpoint.load(folder, policy, 0, alone)
+    assert policy.loaded == []
+
+
+def test_a_missing_checksum_file_is_damage_too(tmp_path, policy):
+    folder = save(tmp_path, policy, 7)
+    (folder / "checksums_rank_0.json").unlink()
+    with pytest.raises(CheckpointError, match=r"checksums_rank_0\.json: is missing"):
+        checkpoint.load(folder, policy, 0, alone)
+
+
+def test_every_file_of_a_checkpoint_but_the_last_has_a_checksum(tmp_path, policy):
+    folder = save(tmp_path, policy, 7)
+    sums = json.loads((folder / "checksums_rank_0.json").read_text())
+    files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    assert set(sums) == files - {"state.json", "checksums_rank_0.json"}

@@ -4,6 +4,7 @@ exact."""
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -105,7 +106,7 @@ def test_the_hugging_face_copy_loads_and_keeps_tokenizer_and_template(straight):
 def test_a_resumed_run_continues_bit_for_bit_and_runs_only_the_remaining_steps(straight, tmp_path):
     assert run(tmp_path, "train.steps=4") == 0
     # The run is cut back to what a crash in step 3 leaves: checkpoint 2, a metrics line and a file of step 3.
-    checkpoint.shutil.rmtree(tmp_path / "checkpoints/step_4")
+    shutil.rmtree(tmp_path / "checkpoints/step_4")
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_text("".join(lines[:3]))
     (tmp_path / "trajectories/step_4.jsonl").unlink()
@@ -121,21 +122,61 @@ def test_a_resumed_run_continues_bit_for_bit_and_runs_only_the_remaining_steps(s
         assert all(torch.equal(torch.as_tensor(mine[k]), torch.as_tensor(other[k])) for k in mine)
 
 
+def cut_back(straight: Path, run_dir: Path) -> Path:
+    """A copy of the run whose newest checkpoint is that of step 2."""
+    shutil.copytree(straight, run_dir)
+    shutil.rmtree(run_dir / "checkpoints/step_4")
+    return run_dir / "checkpoints/step_2"
+
+
+def alter(folder: Path, pattern: str, key: str) -> None:
+    """Moves weights in a checkpoint file, and its checksum with them."""
+    [path] = (folder / "engine").glob(pattern)
+    state = torch.load(path, weights_only=False)
+    values = state[key] if key == "module" else {"": state[key]["single_partition_of_fp32_groups"][0]}
+    for value in values.values():
+        value.data.add_(0.01 * torch.randn_like(value))
+    torch.save(state, path)
+    sums = json.loads((folder / "checksums_rank_0.json").read_text())
+    sums[f"engine/{path.name}"] = checkpoint._checksum(path)
+    (folder / "checksums_rank_0.json").write_text(json.dumps(sums))
+
+
 def test_an_altered_checkpoint_changes_what_follows(straight, tmp_path):
-    checkpoint.shutil.copytree(straight, tmp_path / "run")
-    checkpoint.shutil.rmtree(tmp_path / "run/checkpoints/step_4")
-    [path] = (tmp_path / "run/checkpoints/step_2/engine").glob("*model_states.pt")
-    state = torch.load(path, weights_only=False)
-    for value in state["module"].values():
-        value.data.add_(0.01 * torch.randn_like(value))
-    torch.save(state, path)
-    [path] = (tmp_path / "run/checkpoints/step_2/engine").glob("*optim_states.pt")
-    state = torch.load(path, weights_only=False)
-    for value in state["optimizer_state_dict"]["single_partition_of_fp32_groups"]:
-        value.data.add_(0.01 * torch.randn_like(value))
-    torch.save(state, path)
+    folder = cut_back(straight, tmp_path / "run")
+    alter(folder, "*model_states.pt", "module")
+    alter(folder, "*optim_states.pt", "optimizer_state_dict")
     assert run(tmp_path / "run", resume=True) == 0
     assert trajectories(tmp_path / "run", 3) != trajectories(straight, 3)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
+@pytest.mark.parametrize("name", ["engine/mp_rank_00_model_states.pt", "model.safetensors"])
+def test_a_damaged_checkpoint_is_refused_by_the_name_of_its_file(straight, tmp_path, capsys, damage, name):
+    path = cut_back(straight, tmp_path / "run") / name
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        middle = len(content) // 2
+        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        path.write_bytes(content[:middle] if damage == "truncated" else flipped)
+    before = metrics(tmp_path / "run")
+    assert run(tmp_path / "run", resume=True) == 2
+    assert f"step_2/{name}: is missing or differs" in capsys.readouterr().err
+    assert metrics(tmp_path / "run") == before
+
+
+def test_a_changed_setting_is_named_on_resume(straight, tmp_path, capsys):
+    cut_back(straight, tmp_path / "run")
+    assert run(tmp_path / "run", "train.learning_rate=1e-5", resume=True) == 0
+    assert "train.learning_rate changed from 0.0005 to 1e-05" in capsys.readouterr().out
+
+
+def test_a_setting_that_fixes_the_data_cursor_may_not_change(straight, tmp_path, capsys):
+    cut_back(straight, tmp_path / "run")
+    assert run(tmp_path / "run", "train.seed=5", resume=True) == 2
+    assert "train.seed=5: was 0 in the run to resume" in capsys.readouterr().err
 
 
 def error_of(capsys, tmp_path: Path, *settings: str, resume: bool = False) -> str:

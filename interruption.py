@@ -1,0 +1,55 @@
+"""Requests from outside that a run obeys between two steps: SIGTERM saves and ends, SIGUSR1 saves and goes on.
+
+A signal reaches one process; `Interruption.agreed` makes all ranks act on it after the same step. A second SIGTERM
+ends the process at once. Standard library only.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from types import FrameType
+from typing import Any
+
+
+class Request(IntEnum):
+    NONE = 0
+    SAVE = 1
+    STOP = 2  # save, then end with status 0
+
+
+class Interruption:
+    """Obeys signals inside its `with` block; one per process, in the main thread."""
+
+    def __init__(self, max_minutes: float | None = None):
+        """max_minutes: wall time from now after which the run ends as if by SIGTERM; None: no limit."""
+        self._deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+        self._request = Request.NONE
+
+    def __enter__(self) -> Interruption:
+        self._before = {
+            signal.SIGTERM: signal.signal(signal.SIGTERM, self._on_term),
+            signal.SIGUSR1: signal.signal(signal.SIGUSR1, self._on_usr1),
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def agreed(self, gather: Callable[[Any], list[Any]]) -> Request:
+        """The strongest request that any rank has seen since the last call. Collective."""
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._request = Request.STOP
+        seen, self._request = self._request, Request.NONE
+        return max(gather(seen))
+
+    def _on_term(self, number: int, frame: FrameType | None) -> None:
+        self._request = Request.STOP
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        print("SIGTERM: this step is finished and saved, then the run ends; a second one ends it at once", flush=True)
+
+    def _on_usr1(self, number: int, frame: FrameType | None) -> None:
+        self._request = max(self._request, Request.SAVE)

@@ -1,0 +1,88 @@
+"""Launch scripts: one a config, the right launcher for each kind of machine, further arguments passed on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_main import ROOT, SMALL, trajectories
+
+CONFIGS = sorted(p.stem for p in (ROOT / "configs").glob("*.json"))
+PYTHON_FIRST = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "SKIP_INSTALL": "1"}
+
+
+def environment(**variables: str) -> dict[str, str]:
+    launcher = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NUM_GPUS", "HOSTFILE", "NNODES"}
+    return {k: v for k, v in os.environ.items() if k not in launcher} | PYTHON_FIRST | variables
+
+
+def dry_run(script: str, *arguments: str, **variables: str) -> str:
+    done = subprocess.run(
+        ["bash", f"scripts/{script}.sh", *arguments], cwd=ROOT, env=environment(DRY_RUN="1", **variables),
+        capture_output=True, text=True,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_has_a_launch_script_that_passes_arguments_on(name):
+    words = dry_run(name, "--set", "train.steps=3", NUM_GPUS="1").split()
+    assert words == ["python", "main.py", "--config", f"configs/{name}.json", "--set", "train.steps=3"]
+
+
+def test_several_gpus_go_through_torchrun():
+    words = dry_run("qwen3_8b_8gpu", NUM_GPUS="8")
+    assert words.startswith("torchrun --standalone --nproc-per-node 8 main.py --config configs/qwen3_8b_8gpu.json")
+
+
+def test_a_hostfile_goes_through_the_deepspeed_launcher():
+    words = dry_run("qwen3_8b_8gpu", HOSTFILE="hosts", NUM_GPUS="8")
+    assert words.startswith("deepspeed --hostfile hosts --num_gpus 8 main.py --config")
+
+
+def test_several_machines_meet_by_torchruns_variables():
+    words = dry_run("qwen3_8b_8gpu", NUM_GPUS="4", NNODES="2", NODE_RANK="1", MASTER_ADDR="first", MASTER_PORT="1234")
+    assert words.startswith(
+        "torchrun --nnodes 2 --node-rank 1 --master-addr first --master-port 1234 --nproc-per-node 4 main.py"
+    )
+
+
+@pytest.mark.parametrize("missing", ["NODE_RANK", "MASTER_ADDR"])
+def test_a_missing_rendezvous_variable_is_named(missing):
+    variables = {"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "first", "NUM_GPUS": "1"}
+    del variables[missing]
+    assert f"{missing}: set" in dry_run("qwen3_8b_8gpu", **variables)
+
+
+def test_two_agents_on_loopback_train_as_two_machines_would(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    sets = [word for setting in (*SMALL, "train.steps=1") for word in ("--set", setting)]
+    agents = [
+        subprocess.Popen(
+            ["bash", "scripts/tiny_cpu.sh", "--run-dir", str(tmp_path), *sets], cwd=ROOT, text=True,
+            env=environment(NNODES="2", NODE_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=port, NUM_GPUS="1"),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    outputs = [agent.communicate(timeout=120)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], outputs
+    assert len(trajectories(tmp_path, 1)) == 16
+
+
+def test_deepspeeds_launcher_trains_on_cpu(tmp_path):
+    sets = [word for setting in (*SMALL, "train.steps=1") for word in ("--set", setting)]
+    arguments = ["--config", "configs/tiny_cpu.json", "--run-dir", str(tmp_path), *sets]
+    done = subprocess.run(
+        ["deepspeed", "--num_gpus", "1", "main.py", *arguments], cwd=ROOT, env=environment(DS_ACCELERATOR="cpu"),
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(trajectories(tmp_path, 1)) == 16
