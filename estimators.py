@@ -1,9 +1,9 @@
 """Estimators over problems, with their uncertainty: pass@k, majority vote, bootstrap intervals, smallest difference.
 
 The unit of chance is the problem: samples of one problem are alike, so intervals resample problems, never samples.
-numpy only, seeded, no loop over problems or resamples. Limits of the method: a percentile interval over 30 problems is
-somewhat too narrow, and one over problems that all scored alike has no width at all; `min_difference` then still names
-the finest step of the scale.
+numpy only, seeded, no loop over problems or resamples. A percentile interval over 30 problems is somewhat too narrow.
+Where all problems scored 0, or all 1, resampling sees no chance at all: then the exact binomial bound takes its place
+(0 of 30 still allows 11.6 %), and `min_difference` is never finer than the scale's own step.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ def majority(votes: NDArray[np.int64], correct: NDArray[np.bool_]) -> NDArray[np
     return (top & correct).sum(axis=1) / np.maximum(top.sum(axis=1), 1)
 
 
-def bootstrap(values: NDArray[np.float64], seed: int) -> list[Interval]:
+def bootstrap(values: NDArray[np.float64], seed: int, *, shares: bool = True) -> list[Interval]:
     """Percentile intervals (95 %) of the mean over problems.
 
     values: one column per quantity; all columns see the same resamples  # [P, M]
+    shares: values lie in [0, 1], so columns that are 0 or 1 throughout get the bound of Clopper and Pearson 1934
     """
     problems = len(values)
     rng = np.random.default_rng(seed)
@@ -71,8 +72,11 @@ def bootstrap(values: NDArray[np.float64], seed: int) -> list[Interval]:
         counts = np.bincount(draws.ravel(), minlength=len(draws) * problems).reshape(len(draws), problems)
         means.append(counts @ values / problems)
     low, high = np.percentile(np.concatenate(means), [2.5, 97.5], axis=0)
-    centre = values.mean(axis=0)
-    return [Interval(float(c), float(a), float(b)) for c, a, b in zip(centre, low, high, strict=True)]
+    if shares:
+        exact = 0.025 ** (1 / problems)
+        low = np.where((values == 1).all(axis=0), exact, low)
+        high = np.where((values == 0).all(axis=0), 1 - exact, high)
+    return [Interval(*map(float, row)) for row in zip(values.mean(axis=0), low, high, strict=True)]
 
 
 def standard_error(values: NDArray[np.float64]) -> float:

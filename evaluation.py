@@ -166,7 +166,7 @@ def compare(one: Evaluation, other: Evaluation, seed: int) -> dict[str, Any]:
     """
     difference = one.per_problem() - other.per_problem()
     count, samples = one.correct.shape
-    intervals = bootstrap(difference[:, [0, -2, -1]], seed)
+    intervals = bootstrap(difference[:, [0, -2, -1]], seed, shares=False)
     smallest = min_difference(standard_error(difference[:, 0]), count, samples)
     named = dict(zip(("avg", f"pass@{samples}", "maj"), intervals, strict=True))
     rows = {name: asdict(i) | {"significant": i.low > 0 or i.high < 0} for name, i in named.items()}

@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "boxes": set(),
     "estimators": set(),
     "arguments": set(),
-    "second_opinion": set(),
+    "second_opinion": {"config"},
     "interruption": set(),
     "tools": {"config", "sandbox"},
     "reward": {"boxes", "config", "rollout.records"},
@@ -47,8 +47,8 @@ ALLOWED: dict[str, set[str] | None] = {
 # Where heavy libraries may come in.
 MAY_IMPORT = {"deepspeed": {"policy", "main"}}
 NO_TORCH = (
-    "config", "schema", "tools", "boxes", "reward", "checkpoint", "sandbox", "report", "rollout.scheduler", "rollout.pages",
-    "rollout.records", "rollout.episode", "rollout.toolcall",
+    "config", "schema", "tools", "boxes", "reward", "checkpoint", "sandbox", "report", "rollout.scheduler",
+    "rollout.pages", "rollout.records", "rollout.episode", "rollout.toolcall", "arguments", "second_opinion",
 )  # fmt: skip
 
 
