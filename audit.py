@@ -68,12 +68,15 @@ def _step_problems(config: Row, metrics: Row, rows: list[Row], decode: Callable[
 
 def _reward(row: Row, right: bool, config: Row) -> float:
     """+1 or -1, less what length costs, and for a wrong one what a call that ran brings."""
-    settings, limit = config["reward"], config["rollout"]["context_length"]
-    free = settings["length_penalty_from"]
-    over = max(0, len(row["token_ids"]) - free)
-    ran = [call for turn in row["turns"] for call in turn["calls"] if call["status"] == "ok"]
-    bonus = settings["tool_bonus"] if ran and not right else 0
-    return (1 if right else -1) + bonus - settings["length_penalty"] * over / (limit - free)
+    settings = config["reward"]
+    reward = 1.0 if right else -1.0
+    if settings["tool_bonus"] and not right:
+        ran = [call for turn in row["turns"] for call in turn["calls"] if call["status"] == "ok"]
+        reward += settings["tool_bonus"] if ran else 0.0
+    if settings["length_penalty"]:
+        free, limit = settings["length_penalty_from"], config["rollout"]["context_length"]
+        reward -= settings["length_penalty"] * max(0, len(row["token_ids"]) - free) / (limit - free)
+    return reward
 
 
 def _advantages(members: list[Row], scale: str) -> list[float]:

@@ -104,9 +104,7 @@ class RolloutEngine:
             if not plan:
                 run.wait_for_a_tool()
                 continue
-            draws = self._decoder.run(
-                [chunk for _, chunk in plan], sampling.temperature, sampling.top_k, sampling.top_p
-            )
+            draws = self._decoder.run([chunk for _, chunk in plan], sampling.temperature, **sampling.truncation)
             run.advance([slot for slot, chunk in plan if chunk.sample], draws.tokens, draws.logprobs)
             run.count([chunk for _, chunk in plan])
         self.stats.seconds = time.perf_counter() - started

@@ -10,7 +10,8 @@ from audit import audit
 from tests.test_engine import FakeTool, Result
 
 TEXTS = {1: r"\boxed{7}", 2: r"\boxed{8}", 3: "no box"}
-CONFIG = {"reward": {"scale": "none"}, "loss": {"policy": "dapo"}}
+REWARD = {"scale": "none", "length_penalty": 0.0, "length_penalty_from": 0, "tool_bonus": 0.0}
+CONFIG = {"reward": REWARD, "loss": {"policy": "dapo"}, "rollout": {"context_length": 12}}
 CALL = {"name": "python", "code": "print(7)", "status": "ok", "text": "7", "seed": 5, "wall_s": 0.1}
 
 
@@ -78,3 +79,16 @@ def test_unequal_lengths_tell_token_mean_from_trajectory_mean(tmp_path):
 def test_a_spoilt_trajectory_is_left_out(tmp_path):
     spoilt = rows()[0] | {"stop": "tool_infra", "reward": None, "advantage": None}
     assert run_audit(tmp_path, [*rows(), spoilt], metrics())[1] == []
+
+
+def test_shaped_rewards_are_recomputed_too(tmp_path):
+    reward = REWARD | {"length_penalty": 0.5, "length_penalty_from": 0, "tool_bonus": 0.25}  # 2 tokens of 12: -1/12
+    shaped = rows()
+    for row, value in zip(shaped, [11 / 12, -0.75 - 1 / 12, -0.75 - 1 / 12, 11 / 12], strict=True):
+        row["reward"] = value
+        row["advantage"] = 0.875 if value > 0 else -0.875
+    metric = metrics() | {"reward": sum(row["reward"] for row in shaped) / 4}
+    assert run_audit(tmp_path, shaped, metric, CONFIG | {"reward": reward})[1] == []
+    shaped[1]["reward"] = -1.0
+    _, problems = run_audit(tmp_path, shaped, metric, CONFIG | {"reward": reward})
+    assert any("sample 1 has reward -1.0, recomputed -0.83" in problem for problem in problems)
