@@ -6,12 +6,12 @@ very parts that the run will use and leaves them as they were: nothing is traine
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -76,6 +76,7 @@ def check(parts: Parts) -> list[Line]:
     return [
         _check_prompt(parts),
         _check_lengths(parts),
+        _check_held_out(parts),
         _check_template(parts, records),
         _check_stop_ids(parts),
         _check_gold(parts),
@@ -167,6 +168,17 @@ def _check_lengths(parts: Parts) -> Line:
     return Line("lengths", "ok", text)
 
 
+def _check_held_out(parts: Parts) -> Line:
+    if parts.eval_data is None:
+        return Line("held out", "ok", "no evaluation (eval.path is empty)")
+    trained = {problem.prompt for problem in parts.data.problems}
+    count = len(parts.eval_data.problems)
+    seen = sum(problem.prompt in trained for problem in parts.eval_data.problems)
+    if seen:
+        return Line("held out", "note", f"{seen} of {count} evaluation prompts also stand in data.path")
+    return Line("held out", "ok", f"none of {count} evaluation prompts stands in data.path")
+
+
 def _check_template(parts: Parts, records: Sequence[RolloutRecord]) -> Line:
     """The probe of the template has passed where the chat exists; here real turns must stand verbatim in the line."""
     suffixes = 0
@@ -242,7 +254,7 @@ def _parameters(parts: Parts) -> int:
 def _check_memory(memory: Memory, device: torch.device) -> Line:
     """What is still to come (gradients, moments, one micro-batch) against what is free now."""
     cuda = device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if cuda else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = torch.cuda.mem_get_info(device)[0] if cuda else _free_host_bytes()
     coming = memory.update + memory.gradients + (0 if memory.optimizer_on_host and cuda else memory.optimizer)
     parts = (
         f"weights {memory.weights / GIGABYTE:.2f}, gradients {memory.gradients / GIGABYTE:.2f}, optimizer "
@@ -254,6 +266,11 @@ def _check_memory(memory: Memory, device: torch.device) -> Line:
         mend = "lower rollout.kv_memory_fraction or train.max_tokens_per_micro_batch, or set train.offload_optimizer"
         return Line("memory", "note", f"{text}: at most {coming / GIGABYTE:.2f} GB are still to come; {mend}")
     return Line("memory", "ok", text)
+
+
+def _free_host_bytes() -> int:
+    words = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(words["MemAvailable"].split()[0]) * 1024
 
 
 def _forecast_time(

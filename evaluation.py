@@ -229,6 +229,9 @@ def report_lines(found: Mapping[str, Any]) -> list[str]:
         lines.append(f"{name:8}{cells}{s['cut']:>8.1%}{s['boxless']:>8.1%}{s['calls']:>7.2f}")
         if s["infra"]:
             lines.append(f"         the sandbox failed in {s['infra']:.1%} of these trajectories; they count as wrong")
+    for name, s in scores.items() if n > 1 else ():
+        steps = [*(2**i for i in range(n.bit_length()) if 2**i < n), n]
+        lines.append(f"{name}: pass@k " + ", ".join(f"{k}: {s['pass'][str(k)]['value']:.3f}" for k in steps))
     for name, difference in found["differences"].items():
         avg = difference["avg"]
         verdict = "differs" if avg["significant"] else "no difference shown"

@@ -20,7 +20,20 @@ ROOT = Path(__file__).parent.parent
 SAMPLING = SamplingConfig(
     max_new_tokens=40, temperature=1.0, n_samples_per_prompt=2, max_turns=3, context_length=192, seed=0
 )
-NAMES = ["prompt", "lengths", "template", "stop ids", "gold", "tool", "rollout", "ratio", "memory", "time", "mask"]
+NAMES = [
+    "prompt",
+    "lengths",
+    "held out",
+    "template",
+    "stop ids",
+    "gold",
+    "tool",
+    "rollout",
+    "ratio",
+    "memory",
+    "time",
+    "mask",
+]
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +102,14 @@ def test_prompts_that_leave_less_than_one_turn_are_noted(parts):
     data = TrainingData(parts.data.problems, [*parts.data.prompts, [5] * 150])
     line = lines_of(parts, data=data)["lengths"]
     assert line.state == "note" and "1 leave less than one turn" in line.text
+
+
+def test_evaluation_prompts_that_are_trained_on_are_noted(parts):
+    seen = TrainingData([Problem("new", "1", 1), parts.data.problems[5]], parts.data.prompts[:2])
+    line = lines_of(parts, eval_data=seen)["held out"]
+    assert line.state == "note" and "1 of 2 evaluation prompts" in line.text
+    fresh = TrainingData([Problem("new", "1", 1)], parts.data.prompts[:1])
+    assert lines_of(parts, eval_data=fresh)["held out"].state == "ok"
 
 
 def test_a_reference_that_is_not_graded_right_fails_with_its_line(parts):

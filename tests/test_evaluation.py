@@ -121,6 +121,7 @@ def test_results_name_every_setting_that_the_score_depends_on(tmp_path):
     assert set(read["differences"]) == {"on - off"}
     assert [p.name for p in path.parent.iterdir()] == ["results.json"]
     head = report_lines(found)[0]
+    assert "on: pass@k 1: 0.500, 2: 1.000" in report_lines(found)
     assert all(word in head for word in ("k = 2", "temperature 0.6", "top_p 0.95", "top_k 20", "2048 tokens a turn"))
 
 

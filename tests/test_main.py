@@ -122,6 +122,9 @@ def test_evaluations_and_the_check_leave_training_as_it_was(straight, tmp_path, 
     assert [f["settings"]["step"] for f in found] == [0, 1, 2, 3, 4]
     assert found[4]["scores"]["on"]["avg"]["value"] == rows[3]["eval_avg_at_k"]
     assert len({f["scores"]["on"]["sampled_tokens"] for f in found}) > 1
+    assert program.main(["evaluate", "--run-dir", str(tmp_path / "run")]) == 0
+    again = json.loads((tmp_path / "run/evaluations/step_4_tools.json").read_text())
+    assert again["scores"] == found[4]["scores"]  # the checkpoint scores as it did during the run
 
 
 def test_a_resumed_run_continues_bit_for_bit_and_runs_only_the_remaining_steps(straight, tmp_path):
