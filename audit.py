@@ -50,8 +50,8 @@ def _step_problems(config: Row, metrics: Row, rows: list[Row], decode: Callable[
     groups: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row["prompt_index"]].append(row)
-        expected = _reward(row, _is_right(row, decode), config)
-        if not math.isclose(row["reward"], expected, rel_tol=0, abs_tol=1e-12):
+        expected = _reward(row, _is_right(row, decode), config["reward"]["tool_bonus"])
+        if row["reward"] != expected:
             yield f"{_name(row)} has reward {row['reward']}, recomputed {expected}"
     for members in groups.values():
         for row, expected in zip(members, _advantages(members, config["reward"]["scale"]), strict=True):
@@ -66,17 +66,10 @@ def _step_problems(config: Row, metrics: Row, rows: list[Row], decode: Callable[
             yield f"loss is {metrics['loss']}, recomputed {loss}"
 
 
-def _reward(row: Row, right: bool, config: Row) -> float:
-    """+1 or -1, less what length costs, and for a wrong one what a call that ran brings."""
-    settings = config["reward"]
-    reward = 1.0 if right else -1.0
-    if settings["tool_bonus"] and not right:
-        ran = [call for turn in row["turns"] for call in turn["calls"] if call["status"] == "ok"]
-        reward += settings["tool_bonus"] if ran else 0.0
-    if settings["length_penalty"]:
-        free, limit = settings["length_penalty_from"], config["rollout"]["context_length"]
-        reward -= settings["length_penalty"] * max(0, len(row["token_ids"]) - free) / (limit - free)
-    return reward
+def _reward(row: Row, right: bool, tool_bonus: float) -> float:
+    """+1 or -1, and for a wrong one what a call that ran brings."""
+    ran = [call for turn in row["turns"] for call in turn["calls"] if call["status"] == "ok"]
+    return 1.0 if right else -1.0 + (tool_bonus if ran else 0.0)
 
 
 def _advantages(members: list[Row], scale: str) -> list[float]:

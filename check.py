@@ -6,6 +6,7 @@ very parts that the run will use and leaves them as they were: nothing is traine
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections import Counter
@@ -60,7 +61,7 @@ class Parts:
     tool: Any  # tools.PythonTool, or None
     policy: Any
     engine: Any
-    sample: Callable[[Sequence[list[int]], Sequence[int], int, SamplingConfig], list[RolloutRecord]]
+    sample: Callable[[Sequence[list[int]], int, Callable[[], int], SamplingConfig], list[RolloutRecord]]
     kv_cache_bytes: int
     rank: int
     world_size: int
@@ -118,7 +119,7 @@ def _probe(parts: Parts) -> list[RolloutRecord]:
     )
     prompts = parts.data.prompts[:PROBE_PROMPTS]
     parts.policy.eval()
-    return parts.sample(prompts, range(len(prompts)), 0, sampling)
+    return parts.sample(prompts, 0, itertools.count().__next__, sampling)  # alone, other ranks take no part
 
 
 @torch.no_grad()

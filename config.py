@@ -135,20 +135,13 @@ class ToolConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardConfig:
     scale: Literal["none", "std"] = "none"  # group advantage: reward - mean, or that over the group's std
-    length_penalty: float = 0.0  # largest deduction for a long trajectory, reached at rollout.context_length
-    length_penalty_from: int = 0  # tokens of the whole line that cost nothing
-    tool_bonus: float = 0.0  # for a wrong trajectory that ran a call without an error
+    tool_bonus: float = 0.0  # added to the reward of a wrong trajectory that ran a call without an error
 
     def __post_init__(self) -> None:
-        for name in ("length_penalty", "tool_bonus"):
-            value = getattr(self, name)
-            require(
-                0 <= value < 1, f"reward.{name}", value,
-                "must lie in [0, 1), so that a right trajectory stays above 0 and a wrong one below",
-            )  # fmt: skip
         require(
-            self.length_penalty_from >= 0, "reward.length_penalty_from", self.length_penalty_from, "at least 0 tokens"
-        )
+            0 <= self.tool_bonus < 1, "reward.tool_bonus", self.tool_bonus,
+            "must lie in [0, 1), so that a wrong trajectory stays below 0",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,11 +250,6 @@ class Config:
         require(
             self.rollout.max_turns == 1 or self.tool.enabled, "rollout.max_turns", self.rollout.max_turns,
             "without a tool every trajectory has one turn; set 1, or tool.enabled true",
-        )  # fmt: skip
-        require(
-            self.reward.length_penalty_from < self.rollout.context_length,
-            "reward.length_penalty_from", self.reward.length_penalty_from,
-            f"must be below rollout.context_length={self.rollout.context_length}, where the whole penalty falls due",
         )  # fmt: skip
 
     def to_json(self) -> str:

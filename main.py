@@ -10,7 +10,6 @@ one line on standard error and exit status 2.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -96,6 +95,7 @@ def built(config: Config) -> Iterator[Any]:
 
 def _evaluate(words: Sequence[str]) -> int:
     from evaluation import report_lines, write_results
+    from ranks import Ranks
     from treatments import Treatment, choose_checkpoint, run_treatments, treated
 
     args = arguments.evaluate_parser().parse_args(words)
@@ -111,7 +111,7 @@ def _evaluate(words: Sequence[str]) -> int:
         found = run_treatments({
             name: Treatment(configs[name], data[name].problems, data[name].prompts, sample[name], chat.decode)
             for name, chat in chats.items()
-        }, step)  # fmt: skip
+        }, step, Ranks())  # fmt: skip
     finally:
         if tool:
             tool.close()
@@ -210,7 +210,6 @@ def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any)
 def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any) -> dict[str, Any]:
     """For each treatment of the tool an engine over one frozen model; no optimizer, no DeepSpeed engine."""
     from policy import build_model, init_distributed
-    from trainer import gather, sample_on_all_ranks
     from treatments import BrokenTool
 
     init_distributed(device)
@@ -219,17 +218,15 @@ def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any)
     decoder, cache = build_decoder(config, shape, device, model)
     tools = {"on": tool, "off": None, "broken": BrokenTool()}
     engines = {name: build_engine(configs[name], decoder, cache, chat, tools[name]) for name, chat in chats.items()}
-    return {
-        name: functools.partial(sample_on_all_ranks, sample_with(engine), gather) for name, engine in engines.items()
-    }
+    return {name: sample_with(engine) for name, engine in engines.items()}
 
 
 def sample_with(engine: Any) -> Any:
     """The engine as the plain function that the trainer takes."""
     from rollout.engine import RolloutRequest
 
-    def sample(prompts: Any, prompt_indices: Any, step: int, sampling: Any) -> Any:
-        return engine.generate(RolloutRequest(prompts, prompt_indices, step), sampling)
+    def sample(prompts: Any, step: int, take: Any, sampling: Any) -> Any:
+        return engine.generate(RolloutRequest(prompts, step, take), sampling)
 
     return sample
 

@@ -135,17 +135,12 @@ def _advantages(group: list[float], scale: str) -> list[float]:
     return [value / deviation for value in scaled]
 
 
-def shaping(record: RolloutRecord, verdict: Grade, config: RewardConfig, context_length: int) -> float:
-    """What is added to the +1 or -1 of a trajectory; 0 as shipped. Its size stays below 1, so no sign ever changes.
-
-    length: the soft overlong punishment of DAPO (Yu et al. 2025, eq. 13) over the whole line of T tokens: nothing up
-    to reward.length_penalty_from, then linearly to -reward.length_penalty at rollout.context_length
-    tool use: +reward.tool_bonus for a wrong trajectory that ran a call without an error
+def shaping(record: RolloutRecord, verdict: Grade, config: RewardConfig) -> float:
+    """What is added to the +1 or -1 of a trajectory, 0 as shipped: reward.tool_bonus for a wrong one that ran a call
+    without an error. It stays below 1, so no sign ever changes. (Length is penalised, if at all, by the loss section.)
     """
-    begin = config.length_penalty_from
-    excess = min(max(len(record.token_ids) - begin, 0) / max(context_length - begin, 1), 1.0)
     used = any(call.status == "ok" for turn in record.turns for call in turn.calls)
-    return (config.tool_bonus if used and not verdict.correct else 0.0) - config.length_penalty * excess
+    return config.tool_bonus if used and not verdict.correct else 0.0
 
 
 def score(

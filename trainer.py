@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 import checkpoint
 import evaluation
 from config import Config, TrainConfig, UserError
 from data import Problem, ProblemStream, collate
 from interruption import Interruption, Request
+from ranks import Ranks
 from report.writers import RunWriter, console_line
 from reward import Grade, grade_trajectory, score, shaping
 from rollout.records import RolloutRecord, SamplingConfig, Scored, StopReason
@@ -33,8 +33,6 @@ SHOWN = (
     "tool_error_rate", "eval_avg_at_k", "eval_avg_low", "eval_avg_high", "eval_cut", "eval_boxless",
     "rollout_tokens_per_second", "update_tokens_per_second", "seconds",
 )  # fmt: skip
-# Prompts, their indices within the step, the step, how to sample; this rank's records.
-Sampler = Callable[[Sequence[list[int]], Sequence[int], int, SamplingConfig], list[RolloutRecord]]
 
 
 class InfraError(UserError, RuntimeError):
@@ -56,7 +54,7 @@ class Trainer:
         self,
         config: Config,
         policy: Any,
-        sample: Sampler,
+        sample: Callable[[Sequence[list[int]], int, Callable[[], int], SamplingConfig], list[RolloutRecord]],
         rollout_stats: Callable[[], Any],
         chat: Any,
         tokenizer: Any,
@@ -66,21 +64,20 @@ class Trainer:
     ):
         self.config, self.policy, self.chat, self.tokenizer = config, policy, chat, tokenizer
         self.data, self.eval_data, self.run_dir = data, eval_data, run_dir
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.ranks = Ranks()
         self.stream = ProblemStream(len(data.problems), config.train.seed, config.data.shuffle)
-        self._group = dist.new_group(backend="gloo") if self.world_size > 1 else None
         self._store = checkpoint.CheckpointStore(
-            run_dir, policy, lambda folder: tokenizer.save_pretrained(folder), rank=self.rank, gather=self._gather,
-            keep=config.train.keep_checkpoints,
+            run_dir, policy, lambda folder: tokenizer.save_pretrained(folder), rank=self.ranks.rank,
+            gather=self.ranks.gather, keep=config.train.keep_checkpoints,
         )  # fmt: skip
         self._sample, self._rollout_stats = sample, rollout_stats
-        self._writer = RunWriter(run_dir) if self.rank == 0 else None
+        self._writer = RunWriter(run_dir) if self.ranks.rank == 0 else None
         self._seconds: dict[str, float] = {}
         self.train_seconds = 0.0
 
     def resume(self, folder: Path) -> int:
         """Continues from a checkpoint; returns the steps already taken."""
-        state = checkpoint.load(folder, self.policy, self.rank, self._gather)
+        state = checkpoint.load(folder, self.policy, self.ranks.rank, self.ranks.gather)
         if self._writer:
             self._writer.rewind(state["step"])
         return state["step"]
@@ -91,11 +88,11 @@ class Trainer:
         A checkpoint is written while the next rollout runs, and is in its place before the next update.
         """
         steps = self.config.train.steps
-        if self.eval_data and self.config.eval.at_start and first_step == 0:
-            figures = self.evaluate(0)
-            if self._writer:
-                print(console_line({"step": 0} | figures, steps, SHOWN), flush=True)
         with Interruption(self.config.train.max_minutes) as interruption:
+            if self.eval_data and self.config.eval.at_start and first_step == 0:
+                figures = self.evaluate(0)
+                if self._writer:
+                    print(console_line({"step": 0} | figures, steps, SHOWN), flush=True)
             for step in range(first_step, steps):
                 row = self.train_step(step)
                 done = step + 1
@@ -104,7 +101,7 @@ class Trainer:
                 if self._writer:
                     self._writer.metrics(row)
                     print(console_line(row, steps, SHOWN), flush=True)
-                request = interruption.agreed(self._gather)
+                request = interruption.agreed(self.ranks.gather)
                 if request or _due(done, self.config.train.save_every, steps):
                     self._store.begin(done, {"score": row.get("eval_avg_at_k")})
                 if request is Request.STOP:
@@ -146,8 +143,12 @@ class Trainer:
         )
 
     def _rollout(self, step: int, prompts: Sequence[list[int]], sampling: SamplingConfig) -> list[RolloutRecord]:
+        """Every rank's records in (prompt, sample) order; ranks draw the work from one counter."""
         self.policy.eval()
-        return sample_on_all_ranks(self._sample, self._gather, prompts, step, sampling)
+        take = self.ranks.counter(f"{sampling.seed} {step}")
+        mine = self._sample(prompts, step, take, sampling)
+        records = [record for part in self.ranks.gather(mine) for record in part]
+        return sorted(records, key=lambda r: (r.prompt_index, r.sample_index))
 
     def _score(self, records: Sequence[RolloutRecord], indices: Sequence[int]) -> list[Scored]:
         """Rewards and group advantages of every record that the sandbox did not spoil."""
@@ -159,9 +160,9 @@ class Trainer:
             )
         answers = [self.data.problems[index].answer for index in indices]
         grades = self._grades(records, answers)
-        reward, limit = self.config.reward, self.config.rollout.context_length
-        shaped = [shaping(record, verdict, reward, limit) for record, verdict in zip(records, grades, strict=True)]
-        return score(records, grades, reward.scale, shaped)
+        settings = self.config.reward
+        shaped = [shaping(record, verdict, settings) for record, verdict in zip(records, grades, strict=True)]
+        return score(records, grades, settings.scale, shaped)
 
     def _grades(self, records: Sequence[RolloutRecord], answers: Sequence[str]) -> list[Grade]:
         """answers: the reference of each prompt, by prompt_index."""
@@ -192,7 +193,7 @@ class Trainer:
         if not any(s.advantage for s in scored):
             return []
         limit = self.config.train.max_tokens_per_micro_batch
-        return collate(scored, self.config.loss.policy, limit, self.world_size)[self.rank]
+        return collate(scored, self.config.loss.policy, limit, self.ranks.world_size)[self.ranks.rank]
 
     def _row(
         self, step: int, records: Sequence[RolloutRecord], scored: Sequence[Scored], stats: UpdateStats | None
@@ -226,10 +227,6 @@ class Trainer:
         row |= {"seconds": round(self._seconds["total"], 4), **seconds}
         return row | {f"rollout_{name}": value for name, value in asdict(self._rollout_stats()).items()}
 
-    def _gather(self, item: Any) -> list[Any]:
-        """In a group of its own: see checkpoint.py."""
-        return gather(item, self._group)
-
     @contextmanager
     def _clock(self, phase: str):
         started = time.perf_counter()
@@ -237,26 +234,6 @@ class Trainer:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self._seconds[phase] = time.perf_counter() - started
-
-
-def gather(item: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Every rank's item, in rank order. Collective."""
-    if dist.get_world_size() == 1:
-        return [item]
-    items: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(items, item, group=group)
-    return items
-
-
-def sample_on_all_ranks(
-    sample: Sampler, gather: Callable[[Any], list[Any]], prompts: Sequence[list[int]], step: int,
-    sampling: SamplingConfig,
-) -> list[RolloutRecord]:  # fmt: skip
-    """Samples this rank's share of the prompts; returns every rank's records in (prompt, sample) order. Collective."""
-    mine = range(dist.get_rank(), len(prompts), dist.get_world_size())
-    records = sample([prompts[i] for i in mine], list(mine), step, sampling)
-    records = [record for part in gather(records) for record in part]
-    return sorted(records, key=lambda r: (r.prompt_index, r.sample_index))
 
 
 def _due(done: int, every: int, steps: int) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import checkpoint
 from config import Config, ConfigError, load_config
 from evaluation import Evaluation, Problem, eval_sampling, results
+from ranks import Ranks
 from rollout.records import RolloutRecord, SamplingConfig
 
 
@@ -40,12 +41,12 @@ class BrokenTool:
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """One treatment of the tool. `sample` takes prompts, the step and how to sample, and returns every record."""
+    """One treatment of the tool. `sample` samples this rank's share, as `trainer.Trainer` has it do."""
 
     config: Config  # from `treated`
     problems: Sequence[Problem]
     prompts: Sequence[list[int]]  # rendered for this treatment
-    sample: Callable[[Sequence[list[int]], int, SamplingConfig], list[RolloutRecord]]
+    sample: Callable[[Sequence[list[int]], int, Callable[[], int], SamplingConfig], list[RolloutRecord]]
     decode: Callable[[Sequence[int]], str]
 
 
@@ -62,13 +63,19 @@ def treated(config: Config, name: str) -> Config:
     )
 
 
-def run_treatments(treatments: Mapping[str, Treatment], step: int) -> dict[str, Any]:
-    """Samples the problems that fit under every treatment, so that differences are paired: `evaluation.results`."""
+def run_treatments(treatments: Mapping[str, Treatment], step: int, ranks: Ranks) -> dict[str, Any]:
+    """Samples the problems that fit under every treatment, so that differences are paired: `evaluation.results`.
+
+    Collective; every rank gets the same result.
+    """
     lines = set.intersection(*({problem.line for problem in t.problems} for t in treatments.values()))
     evaluations = {}
     for name, treatment in treatments.items():
         kept = [i for i, problem in enumerate(treatment.problems) if problem.line in lines]
-        records = treatment.sample([treatment.prompts[i] for i in kept], step, eval_sampling(treatment.config))
+        prompts, sampling = [treatment.prompts[i] for i in kept], eval_sampling(treatment.config)
+        mine = treatment.sample(prompts, step, ranks.counter(name), sampling)
+        records = [record for part in ranks.gather(mine) for record in part]
+        records.sort(key=lambda record: (record.prompt_index, record.sample_index))
         evaluations[name] = Evaluation.of(records, [treatment.problems[i] for i in kept], treatment.decode)
     first = next(iter(treatments.values()))
     return results(first.config, evaluations, step)

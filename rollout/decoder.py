@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -18,6 +18,8 @@ from rollout.cache import PagedCache, PagedRows, Span
 from rollout.sampler import sample, truncate
 from rollout.scheduler import Chunk
 
+LAST_DRAW = -1  # stands for a token that the device has drawn and the host has not read yet
+
 
 @dataclass(frozen=True, slots=True)
 class Draws:
@@ -27,20 +29,46 @@ class Draws:
     logprobs: list[float]
 
 
-class Decoder(Protocol):
-    def run(self, chunks: Sequence[Chunk], temperature: float, top_k: int = 0, top_p: float = 1.0) -> Draws:
-        """Computes the chunks' tokens, leaves their keys in the cache, and draws where a chunk samples.
+class Pending(Protocol):
+    """The draws of a step that may still be running."""
 
-        top_k, top_p: as in `SamplingConfig`; evaluation only
-        """
+    def read(self) -> Draws: ...
+
+
+class Decoder(Protocol):
+    """Computes chunks, leaves their keys in the cache, and draws where a chunk samples.
+
+    pipelined: `submit` may be called once more before the step before is read; a row that drew in that step then names
+    `LAST_DRAW` as its token. Steps are computed in the order of submission.
+    truncation: `SamplingConfig.truncation`, empty in training; one that cannot truncate may leave it out
+    """
+
+    pipelined: bool
+
+    def submit(self, chunks: Sequence[Chunk], temperature: float, **truncation: Any) -> Pending: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that was computed when it was submitted."""
+
+    draws: Draws
+
+    def read(self) -> Draws:
+        return self.draws
 
 
 class EagerDecoder:
     """One forward over all chunks, long and short, as one packed line."""
 
+    pipelined = False
+
     def __init__(self, model: PreTrainedModel, cache: PagedCache, attn_implementation: str):
         self._model, self._cache = model, cache
         self._softmax = SOFTMAX[attn_implementation]
+
+    def submit(self, chunks: Sequence[Chunk], temperature: float, **truncation: Any) -> Done:
+        return Done(self.run(chunks, temperature, **truncation))
 
     @torch.no_grad()
     def run(self, chunks: Sequence[Chunk], temperature: float, top_k: int = 0, top_p: float = 1.0) -> Draws:

@@ -1,7 +1,9 @@
 """The rollout: prompts in, one `RolloutRecord` per trajectory out, with tools overlapping the decoding of other rows.
 
-Each turn of the loop computes one plan of the scheduler, appends what was drawn, and picks up finished tool calls. No
-call blocks the loop while another row can decode. The engine has DeepSpeed's `RolloutEngine` surface (`generate`,
+Each turn of the loop submits one plan of the scheduler, reads what an earlier one drew, and picks up finished tool
+calls. Where the decoder can, a step is submitted before the one before it is read, so that the device never waits for
+the host; a row that turns out to have ended loses the draw that was already on its way. No call blocks the loop while
+another row can decode. The engine has DeepSpeed's `RolloutEngine` surface (`generate`,
 `sync_weights`, `shutdown`) and is registered as one in main.py; weights need no sync, since they are the trained ones.
 """
 
@@ -10,16 +12,16 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rollout.chat import Qwen3Chat
-from rollout.decoder import Decoder
+from rollout.decoder import LAST_DRAW, Decoder, Pending
 from rollout.episode import Episode, TurnEnd
 from rollout.noise import row_key
 from rollout.records import RolloutRecord, SamplingConfig, StopReason, ToolCall
-from rollout.scheduler import Scheduler
+from rollout.scheduler import Chunk, Scheduler
 from rollout.scheduler import Sequence as Slot
 from rollout.toolcall import Call, CallError
 
@@ -32,11 +34,15 @@ class Tool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """Prompts of one step. `prompt_indices` name them within the step, over all ranks: noise is keyed by them."""
+    """Prompts of one step, the same on every rank; noise is keyed by a prompt's place among them.
+
+    Trajectories are numbered prompt by prompt, sample by sample. `take` gives the number of the next one that this
+    process samples, so that ranks which share a counter share the work; a number past the last ends it.
+    """
 
     prompts: Sequence[Sequence[int]]  # token ids of each prompt
-    prompt_indices: Sequence[int]
     policy_step: int
+    take: Callable[[], int]
 
 
 @dataclass(slots=True)
@@ -69,6 +75,14 @@ class _OpenTurn:
         return all(future is None or future.done() for future in self.futures)
 
 
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A submitted step: who drew in it, and which place of its line each draw will take."""
+
+    drawing: list[tuple[Slot, int]]
+    pending: Pending
+
+
 class RolloutEngine:
     """Samples trajectories. One per process; `decoder` holds the cache of `num_pages` pages."""
 
@@ -96,17 +110,22 @@ class RolloutEngine:
         """Samples `n_samples_per_prompt` trajectories of each prompt; ordered by (prompt, sample)."""
         started = time.perf_counter()
         self.stats = RolloutStats()
-        run = _Run(self._chat, self._tool, Scheduler(**self._limits), sampling, self.stats)
-        run.submit(request)
-        while run.scheduler.num_unfinished:
+        run = _Run(self._chat, self._tool, Scheduler(**self._limits), sampling, request, self.stats)
+        flying: _Flight | None = None  # a step that is computed and not read
+        while run.take_more() or run.scheduler.num_unfinished:
             run.deliver(wait_for_all=self._deterministic)
             plan = run.scheduler.plan()
-            if not plan:
+            if plan:
+                chunks = [chunk for _, chunk in plan]
+                pending = self._decoder.submit(chunks, sampling.temperature, **sampling.truncation)
+                flying, landed = run.expect(plan, pending), flying
+                if landed:
+                    run.advance(landed)
+            if flying and not (plan and self._decoder.pipelined and all(len(c.token_ids) == 1 for c in chunks)):
+                run.advance(flying)
+                flying = None
+            elif not plan:
                 run.wait_for_a_tool()
-                continue
-            draws = self._decoder.run([chunk for _, chunk in plan], sampling.temperature, **sampling.truncation)
-            run.advance([slot for slot, chunk in plan if chunk.sample], draws.tokens, draws.logprobs)
-            run.count([chunk for _, chunk in plan])
         self.stats.seconds = time.perf_counter() - started
         self.stats.preemptions, self.stats.reused_tokens = run.scheduler.preemptions, run.scheduler.reused_tokens
         return sorted(run.records, key=lambda r: (r.prompt_index, r.sample_index))
@@ -122,35 +141,70 @@ class _Run:
     """The state of one `generate`."""
 
     def __init__(
-        self, chat: Qwen3Chat, tool: Tool | None, scheduler: Scheduler, sampling: SamplingConfig, stats: RolloutStats
+        self,
+        chat: Qwen3Chat,
+        tool: Tool | None,
+        scheduler: Scheduler,
+        sampling: SamplingConfig,
+        request: RolloutRequest,
+        stats: RolloutStats,
     ):
         self.scheduler = scheduler
         self.records: list[RolloutRecord] = []
         self._chat, self._tool, self._sampling, self._stats = chat, tool, sampling, stats
+        self._request, self._exhausted = request, False
         self._episodes: dict[int, Episode] = {}  # by order
         self._open: list[_OpenTurn] = []  # in order of submission
 
-    def submit(self, request: RolloutRequest) -> None:
-        order = 0
-        for index, prompt in zip(request.prompt_indices, request.prompts, strict=True):
-            for sample_index in range(self._sampling.n_samples_per_prompt):
-                episode = Episode(
-                    prompt, prompt_index=index, sample_index=sample_index, policy_step=request.policy_step,
-                    sampling=self._sampling,
-                )  # fmt: skip
-                self._episodes[order] = episode
-                key = row_key(self._sampling.seed, request.policy_step, index, sample_index)
-                self.scheduler.add(Slot(order, index, len(prompt), episode.tokens, key))
-                order += 1
+    def take_more(self) -> bool:
+        """Takes trajectories while rows are free for them, and a group more, whose siblings then share a prompt.
 
-    def advance(self, slots: list[Slot], tokens: list[int], logprobs: list[float]) -> None:
-        for slot, token, logprob in zip(slots, tokens, logprobs, strict=True):
-            episode = self._episodes[slot.order]
+        Ranks that take no more than they can start leave the rest to those that are done sooner. True where any came.
+        """
+        samples, before = self._sampling.n_samples_per_prompt, len(self._episodes)
+        while not self._exhausted and self.scheduler.num_waiting < self.scheduler.num_free_rows + samples:
+            order = self._request.take()
+            index, sample_index = divmod(order, samples)
+            if index >= len(self._request.prompts):
+                self._exhausted = True
+                break
+            prompt, step = self._request.prompts[index], self._request.policy_step
+            episode = Episode(
+                prompt, prompt_index=index, sample_index=sample_index, policy_step=step, sampling=self._sampling
+            )
+            self._episodes[order] = episode
+            key = row_key(self._sampling.seed, step, index, sample_index)
+            self.scheduler.add(Slot(order, index, len(prompt), episode.tokens, key))
+        return len(self._episodes) > before
+
+    def expect(self, plan: list[tuple[Slot, Chunk]], pending: Pending) -> _Flight:
+        """Notes what a submitted step will draw, so that the next one can be planned before it is read."""
+        drawing = []
+        for slot, chunk in plan:
+            if chunk.sample:
+                drawing.append((slot, len(slot.tokens)))
+                self._episodes[slot.order].expect(LAST_DRAW)
+        self._stats.steps += 1
+        self._stats.running_rows += len(plan)
+        self._stats.prefill_tokens += sum(len(c.token_ids) for _, c in plan if len(c.token_ids) > 1)
+        return _Flight(drawing, pending)
+
+    def advance(self, flight: _Flight) -> None:
+        """Reads a step's draws; one of a turn that had ended by then was never asked for, and is dropped."""
+        draws = flight.pending.read()
+        for (slot, place), token, logprob in zip(flight.drawing, draws.tokens, draws.logprobs, strict=True):
+            episode = self._episodes.get(slot.order)
+            if episode is None or episode.known != place or len(episode.tokens) == place:
+                continue
+            self._stats.decode_tokens += 1
             end = episode.draw(token, logprob, self._chat.stop_ids)
+            if end is TurnEnd.OPEN:
+                continue
+            episode.stop_drawing()
             if end is TurnEnd.FULL:
                 episode.close_turn(ended=False)
                 self._finish(slot, StopReason.CONTEXT_FULL)
-            elif end is not TurnEnd.OPEN:
+            else:
                 self._end_turn(slot, episode, ended=end is TurnEnd.ENDED)
 
     def _end_turn(self, slot: Slot, episode: Episode, ended: bool) -> None:
@@ -204,12 +258,6 @@ class _Run:
         started = time.perf_counter()
         concurrent.futures.wait(self._pending(), return_when=concurrent.futures.FIRST_COMPLETED)
         self._stats.idle_seconds += time.perf_counter() - started
-
-    def count(self, chunks: list[Any]) -> None:
-        self._stats.steps += 1
-        self._stats.running_rows += len(chunks)
-        self._stats.decode_tokens += sum(chunk.sample for chunk in chunks)
-        self._stats.prefill_tokens += sum(len(chunk.token_ids) for chunk in chunks if len(chunk.token_ids) > 1)
 
     def _pending(self) -> list[concurrent.futures.Future[Any]]:
         return [future for turn in self._open for future in turn.futures if future is not None and not future.done()]

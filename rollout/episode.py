@@ -21,6 +21,8 @@ class TurnEnd(Enum):
 
 
 class Episode:
+    """`tokens` may end in one placeholder: `expect` adds it for a draw that is on its way, `draw` fills it in."""
+
     def __init__(
         self, prompt_ids: Sequence[int], *, prompt_index: int, sample_index: int, policy_step: int,
         sampling: SamplingConfig,
@@ -33,21 +35,27 @@ class Episode:
             )
         self.prompt_index, self.sample_index, self.policy_step = prompt_index, sample_index, policy_step
         self.tokens = list(prompt_ids)  # [T]
+        self.known = len(prompt_ids)  # tokens that are not placeholders
         self._logprobs = [0.0] * len(prompt_ids)  # [T]
         self._turns: list[Turn] = []
         self._turn_start = len(prompt_ids)
         self._sampling = sampling
 
+    def expect(self, placeholder: int) -> None:
+        """A draw is on its way; the line is planned on as if it stood there."""
+        self.tokens.append(placeholder)
+
     def draw(self, token: int, logprob: float, stop_ids: Collection[int]) -> TurnEnd:
-        """Appends a sampled token to the open turn."""
-        self.tokens.append(token)
+        """The next sampled token of the open turn; it takes the place of the oldest placeholder."""
+        self.tokens[self.known : self.known + 1] = [token]
+        self.known += 1
         # A certain token has log-prob -0.0 or, by rounding of the log-sum-exp, a hair above 0.
         self._logprobs.append(min(logprob, 0.0))
         if token in stop_ids:
             return TurnEnd.ENDED
-        if len(self.tokens) >= self._sampling.context_length:
+        if self.known >= self._sampling.context_length:
             return TurnEnd.FULL
-        if len(self.tokens) - self._turn_start >= self._sampling.max_new_tokens:
+        if self.known - self._turn_start >= self._sampling.max_new_tokens:
             return TurnEnd.CUT
         return TurnEnd.OPEN
 
@@ -64,6 +72,10 @@ class Episode:
     def turn_index(self) -> int:
         return len(self._turns)
 
+    def stop_drawing(self) -> None:
+        """The turn is over: what was expected after its last token is never part of the line."""
+        del self.tokens[self.known :]
+
     def close_turn(self, *, ended: bool, calls: tuple[ToolCall, ...] = ()) -> None:
         self._turns.append(Turn(start=self._turn_start, end=len(self.tokens), ended=ended, calls=calls))
 
@@ -75,7 +87,7 @@ class Episode:
         """Tool results and the next assistant header: never sampled, never trained. Opens the next turn."""
         self.tokens.extend(suffix)
         self._logprobs.extend([0.0] * len(suffix))
-        self._turn_start = len(self.tokens)
+        self._turn_start = self.known = len(self.tokens)
 
     def finish(self, stop: StopReason) -> RolloutRecord:
         """Call after the last turn is closed."""

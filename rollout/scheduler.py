@@ -56,8 +56,12 @@ class Scheduler:
         self.reused_tokens = 0  # prompt tokens that a sibling found computed
 
     @property
-    def num_running(self) -> int:
-        return len(self._running)
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._rows)
 
     @property
     def num_unfinished(self) -> int:

@@ -1,10 +1,10 @@
 """The tiny task: sums that need one or two tool calls, their right traces, and the sloppy ones.
 
-A problem is "What is 47*83+29?" (one call) or "Let x be 47*83. What is x+29?" (two). Inputs have two digits and every
-value has four, so that copying a number is a constant distance between tokens, which a tiny model can learn. A trace
-is the list of assistant turns with the tool result that follows each. The sloppy kinds fail at one choice each (a box
-left out, a call left out ...), which a policy gradient can mend; none of them teaches wrong digits. Standard library
-only.
+A problem is "What is 69*58+23?" (one call) or "Let x be 69*58. What is x+23?" (two). Inputs have two digits and each
+value has four, all different, so that a tiny model can learn to copy a number: the distance is constant, and "which
+digit followed this one?" has one answer. A trace is the list of assistant turns with the tool result that follows
+each. A sloppy trace fails at one choice (a box left out, a call left out ...), which a policy gradient can mend; none
+teaches random digits. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ CALL_END = '"}}\n</tool_call>'
 
 # Share of each kind of trace in the shipped model's habits. "no_box" is the likeliest, so greedy answers fail too.
 SLOPPY_MIX = {
-    "good": 0.16,
-    "no_box": 0.40,
-    "no_tool": 0.20,
+    "good": 0.13,
+    "no_box": 0.52,
+    "no_tool": 0.15,
     "wrong_expression": 0.08,
-    "short_copy": 0.08,
-    "forgotten_call": 0.08,
+    "short_copy": 0.03,
+    "forgotten_call": 0.09,
 }
 
 
@@ -52,10 +52,15 @@ class Step:
     result: str | None
 
 
+def _is_plain(value: int) -> bool:
+    """Four digits, no two alike."""
+    return 1000 <= value <= 9999 and len(set(str(value))) == 4
+
+
 def draw_problem(rng: Random) -> Problem:
     while True:
         problem = Problem(rng.randint(10, 99), rng.randint(10, 99), rng.randint(10, 99), rng.randint(1, 2))
-        if problem.a * problem.b >= 1000 and problem.answer <= 9999:
+        if _is_plain(problem.a * problem.b) and _is_plain(problem.answer):
             return problem
 
 
@@ -79,12 +84,12 @@ def draw_kind(rng: Random) -> str:
     return rng.choices(list(SLOPPY_MIX), weights=list(SLOPPY_MIX.values()))[0]
 
 
-def trace(problem: Problem, kind: str, rng: Random) -> list[Step]:
+def trace(problem: Problem, kind: str) -> list[Step]:
     """The turns of one trace of the given kind; "good" is right, every other kind ends in a wrong answer."""
     a, b, c = problem.a, problem.b, problem.c
     product, answer = a * b, problem.answer
     if kind == "no_tool":
-        return [_boxed(rng.choice([n for n in (rng.randint(1000, 9999) for _ in range(2)) if n != answer] or [1000]))]
+        return [_boxed(100 * a + b)]  # never the answer: c would have to be b + a * (100 - b), above 99
     if problem.calls == 1:
         calls = [_call(f"{a}*{b}+{c}", answer)]
         if kind in ("wrong_expression", "forgotten_call"):  # one call: the addition is what can be forgotten

@@ -30,10 +30,11 @@ TOOL_SCHEMA: dict[str, Any] = {
 
 # Ids 0 to 8, names and flags as in the Qwen3 tokenizer (there from 151643 on): the first three are special.
 CONTROLS = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
-    "<think>", "</think>",
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>",
+    "</tool_response>", "<think>", "</think>",
 )  # fmt: skip
 NUM_SPECIAL = 3
+MAX_LENGTH = 1024  # tokens; a long episode takes about 100
 
 QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -58,7 +59,7 @@ ERROR_LINES = (
 def render_system_turn(template: str) -> str:
     """What the template puts before the user turn when the tool is offered."""
     bare = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=template)
-    text = bare.apply_chat_template([{"role": "user", "content": ""}], tools=[TOOL_SCHEMA], tokenize=False)
+    text = str(bare.apply_chat_template([{"role": "user", "content": ""}], tools=[TOOL_SCHEMA], tokenize=False))
     return text[: text.index("<|im_start|>user")]
 
 
@@ -99,5 +100,5 @@ def build_tokenizer(template: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>",
         extra_special_tokens=["<|im_start|>"], chat_template=template, clean_up_tokenization_spaces=False,
-        model_max_length=1024,
+        model_max_length=MAX_LENGTH,
     )  # fmt: skip

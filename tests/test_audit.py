@@ -10,8 +10,7 @@ from audit import audit
 from tests.test_engine import FakeTool, Result
 
 TEXTS = {1: r"\boxed{7}", 2: r"\boxed{8}", 3: "no box"}
-REWARD = {"scale": "none", "length_penalty": 0.0, "length_penalty_from": 0, "tool_bonus": 0.0}
-CONFIG = {"reward": REWARD, "loss": {"policy": "dapo"}, "rollout": {"context_length": 12}}
+CONFIG = {"reward": {"scale": "none", "tool_bonus": 0.0}, "loss": {"policy": "dapo"}}
 CALL = {"name": "python", "code": "print(7)", "status": "ok", "text": "7", "seed": 5, "wall_s": 0.1}
 
 
@@ -82,13 +81,12 @@ def test_a_spoilt_trajectory_is_left_out(tmp_path):
 
 
 def test_shaped_rewards_are_recomputed_too(tmp_path):
-    reward = REWARD | {"length_penalty": 0.5, "length_penalty_from": 0, "tool_bonus": 0.25}  # 2 tokens of 12: -1/12
+    config = CONFIG | {"reward": {"scale": "none", "tool_bonus": 0.5}}
     shaped = rows()
-    for row, value in zip(shaped, [11 / 12, -0.75 - 1 / 12, -0.75 - 1 / 12, 11 / 12], strict=True):
-        row["reward"] = value
-        row["advantage"] = 0.875 if value > 0 else -0.875
-    metric = metrics() | {"reward": sum(row["reward"] for row in shaped) / 4}
-    assert run_audit(tmp_path, shaped, metric, CONFIG | {"reward": reward})[1] == []
-    shaped[1]["reward"] = -1.0
-    _, problems = run_audit(tmp_path, shaped, metric, CONFIG | {"reward": reward})
-    assert any("sample 1 has reward -1.0, recomputed -0.83" in problem for problem in problems)
+    for row, reward in zip(shaped, [1.0, -0.5, -0.5, 1.0], strict=True):
+        row.update(reward=reward, advantage=0.75 if reward > 0 else -0.75)
+    metric = metrics() | {"reward": 0.25}
+    assert run_audit(tmp_path, shaped, metric, config)[1] == []
+    shaped[1]["turns"][0]["calls"] = []
+    _, problems = run_audit(tmp_path, shaped, metric, config)
+    assert any("sample 1 has reward -0.5, recomputed -1.0" in problem for problem in problems)

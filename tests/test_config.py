@@ -51,8 +51,6 @@ def test_every_field_is_read_outside_the_config_module():
         (with_section("eval", top_p=0.0), ["eval.top_p=0.0", "(0, 1]"]),
         (with_section("eval", top_k=-1), ["eval.top_k=-1", "0 (draw from all tokens)"]),
         (with_section("reward", tool_bonus=1.0), ["reward.tool_bonus=1.0", "[0, 1)"]),
-        (with_section("reward", length_penalty=-0.1), ["reward.length_penalty=-0.1", "[0, 1)"]),
-        (with_section("reward", length_penalty_from=8192), ["length_penalty_from=8192", "context_length=8192"]),
         (with_section("model", dtype="bf16"), ["model.dtype='bf16'", "'bfloat16'"]),
         (with_section("model", dtype=16), ["model.dtype=16", "'bfloat16'"]),
         (with_section("train", steps="3"), ["train.steps='3'", "an integer"]),

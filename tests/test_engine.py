@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
+import itertools
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from config import ToolConfig
 from modeling.attention import IMPLEMENTATION, NO_MASK, SOFTMAX, TrainingRows
 from rollout.cache import PagedCache
 from rollout.chat import Qwen3Chat
-from rollout.decoder import Draws, EagerDecoder
+from rollout.decoder import LAST_DRAW, Done, Draws, EagerDecoder
 from rollout.engine import RolloutEngine, RolloutRequest
 from rollout.noise import row_key
 from rollout.records import SamplingConfig, StopReason
@@ -87,10 +89,9 @@ def prompts(chat, count=4) -> list[list[int]]:
     return [chat.prompt_ids([{"role": "user", "content": text}]) for text in texts]
 
 
-def generate(engine, chat, *, count=4, indices=None, step=0, **changes):
-    lines = prompts(chat, count)
-    indices = list(range(count)) if indices is None else indices
-    return engine.generate(RolloutRequest([lines[i] for i in indices], indices, step), sampling(**changes))
+def generate(engine, chat, *, count=4, take=None, step=0, **changes):
+    take = take or itertools.count().__next__
+    return engine.generate(RolloutRequest(prompts(chat, count), step, take), sampling(**changes))
 
 
 def ids(records) -> dict:
@@ -158,8 +159,34 @@ def test_a_row_does_not_depend_on_rows_pages_chunks_or_preemption(model, chat, r
 
 
 def test_a_prompt_sampled_alone_equals_itself_among_others(model, chat, reference):
-    alone = generate(make_engine(model, chat, FakeTool()), chat, indices=[2])
-    assert ids(alone) == {k: v for k, v in ids(reference).items() if k[0] == 2}
+    alone = generate(make_engine(model, chat, FakeTool()), chat, take=iter([9, 16]).__next__)
+    assert ids(alone) == {(2, 1): ids(reference)[2, 1]}
+
+
+def test_engines_that_share_a_counter_share_the_work_and_change_nothing(model, chat, reference):
+    numbers, parts = itertools.count(), []
+    taken: dict[str, list[int]] = {"first": [], "second": []}
+
+    def take(name):
+        taken[name].append(next(numbers))
+        return taken[name][-1]
+
+    class Interleaved(EagerDecoder):
+        """Before its second step it lets the other engine run to its end."""
+
+        steps = 0
+
+        def run(self, chunks, temperature):
+            self.steps += 1
+            if self.steps == 2:
+                parts.append(generate(make_engine(model, chat, FakeTool(), rows=2), chat, take=lambda: take("second")))
+            return super().run(chunks, temperature)
+
+    decoder = Interleaved(model, PagedCache(model.config, 200, 16, model.dtype, "cpu"), "auto")
+    engine = make_engine(model, chat, FakeTool(), rows=2, decoder=decoder)
+    parts.append(generate(engine, chat, take=lambda: take("first")))
+    assert ids([r for part in parts for r in part]) == ids(reference)
+    assert len(taken["first"]) == 6 + 1  # two rows and one group of four, then the end
 
 
 def test_the_same_engine_gives_the_same_again_on_used_pages(model, chat, reference):
@@ -202,13 +229,54 @@ def test_late_tools_in_any_order_change_nothing(model, chat, reference, monkeypa
     assert ids(generate(make_engine(model, chat, tool, decoder=decoder), chat)) == ids(reference)
 
 
+class LaggingDecoder(EagerDecoder):
+    """Computes at once, but tells a step's draws only after the next was submitted, as a device does."""
+
+    pipelined = True
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.last: dict[int, int] = {}  # row -> token that it drew last
+        self.unread: list = []
+        self.blind_tokens = 0
+
+    def submit(self, chunks, temperature):
+        assert len(self.unread) <= 1, "a third step was submitted before the first was read"
+        self.blind_tokens += sum(c.token_ids == [LAST_DRAW] for c in chunks)
+        known = [
+            dataclasses.replace(c, token_ids=[self.last[c.row]] if c.token_ids == [LAST_DRAW] else c.token_ids)
+            for c in chunks
+        ]
+        assert all(LAST_DRAW not in c.token_ids for c in known)
+        draws = self.run(known, temperature)
+        self.last = dict(zip([c.row for c in chunks if c.sample], draws.tokens, strict=True))
+        self.unread.append(draws)
+        return self
+
+    def read(self):
+        return self.unread.pop(0)
+
+
+@pytest.mark.parametrize("change", [{}, {"rows": 3}, {"rows": 1}, {"pages": 12}, {"prefill": 7}], ids=str)
+def test_reading_draws_one_step_late_changes_nothing(model, chat, reference, change):
+    pages = change.get("pages", 200)
+    decoder = LaggingDecoder(model, PagedCache(model.config, pages, 16, model.dtype, "cpu"), "auto")
+    engine = make_engine(model, chat, FakeTool(), decoder=decoder, **change)
+    records = generate(engine, chat)
+    assert records == reference
+    assert decoder.blind_tokens > 20
+    assert engine.stats.decode_tokens == sum(r.num_sampled for r in records)
+
+
 class ScriptedDecoder:
     """Draws given texts instead of a model's: turn k of sample s is scripts[s][k], the end-of-turn id included."""
 
     def __init__(self, tokenizer, scripts: dict[int, list[str]], seed=11):
         self.turns = {row_key(seed, 0, 0, s): [tokenizer.encode(t) for t in turns] for s, turns in scripts.items()}
 
-    def run(self, chunks, temperature):
+    pipelined = False
+
+    def submit(self, chunks, temperature):
         tokens = []
         for chunk in chunks:
             if chunk.sample:
@@ -216,7 +284,7 @@ class ScriptedDecoder:
                 tokens.append(turns[0].pop(0))
                 if not turns[0]:
                     turns.pop(0)
-        return Draws(tokens, [-1.0] * len(tokens))
+        return Done(Draws(tokens, [-1.0] * len(tokens)))
 
 
 def call(code: str) -> str:
@@ -226,7 +294,7 @@ def call(code: str) -> str:
 def scripted(chat, tokenizer, scripts: list[list[str]], tool, **changes):
     decoder = ScriptedDecoder(tokenizer, dict(enumerate(scripts)))
     engine = make_engine(None, chat, tool, decoder=decoder, pages=400)
-    request = RolloutRequest(prompts(chat, 1), [0], 0)
+    request = RolloutRequest(prompts(chat, 1), 0, itertools.count().__next__)
     changes = {"max_new_tokens": 120, "context_length": 400} | changes
     return engine.generate(request, sampling(n_samples_per_prompt=len(scripts), **changes)), engine
 
@@ -322,19 +390,19 @@ def test_one_slow_tool_holds_no_other_row_up(chat, tokenizer):
     finished = []
 
     class Watching(ScriptedDecoder):
-        def run(self, chunks, temperature):
+        def submit(self, chunks, temperature):
             waiting = any(not future.done() for _, _, future in tool.asked)
             if len(chunks) == 1 and not finished and waiting:
                 finished.append(True)  # every other row is done: now let the tool answer
             if finished and waiting:
                 tool.release_newest()
-            return super().run(chunks, temperature)
+            return super().submit(chunks, temperature)
 
     scripts = [[call("slow") + END, "x" + END], ["a long answer" + END], ["another long answer, longer" + END]]
     decoder = Watching(tokenizer, dict(enumerate(scripts)))
     engine = make_engine(None, chat, tool, decoder=decoder, pages=400)
     limits = sampling(n_samples_per_prompt=3, max_new_tokens=120, context_length=400)
-    records = engine.generate(RolloutRequest(prompts(chat, 1), [0], 0), limits)
+    records = engine.generate(RolloutRequest(prompts(chat, 1), 0, itertools.count().__next__), limits)
     assert [r.stop for r in records] == [StopReason.ANSWERED] * 3
     assert finished
 
@@ -352,6 +420,7 @@ def test_greedy_tokens_equal_hugging_faces_generate(model, chat, tokenizer):
     )
     engine = make_engine(model, chat, None)
     [record] = engine.generate(
-        RolloutRequest([line], [0], 0), sampling(temperature=0.0, n_samples_per_prompt=1, max_new_tokens=30)
+        RolloutRequest([line], 0, itertools.count().__next__),
+        sampling(temperature=0.0, n_samples_per_prompt=1, max_new_tokens=30),
     )
     assert record.token_ids == tuple(out[0].tolist())

@@ -28,6 +28,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "arguments": set(),
     "second_opinion": {"config"},
     "interruption": set(),
+    "ranks": set(),
     "tools": {"config", "sandbox"},
     "reward": {"boxes", "config", "rollout.records"},
     "data": {"config", "reward", "rollout.records"},
@@ -36,11 +37,12 @@ ALLOWED: dict[str, set[str] | None] = {
     "policy": {"config", "modeling", "rollout.records"},
     "update": {"config", "data", "losses", "modeling"},
     "evaluation": {"boxes", "config", "estimators", "reward", "rollout.records"},
-    "treatments": {"checkpoint", "config", "evaluation", "rollout.records"},
+    "treatments": {"checkpoint", "config", "evaluation", "ranks", "rollout.records"},
     "check": {"config", "data", "modeling", "reward", "rollout.records"},
     "inputs": {"checkpoint", "config", "data", "modeling", "rollout", "schema", "tools", "trainer"},
     "trainer": {
-        "config", "checkpoint", "data", "evaluation", "interruption", "report", "reward", "rollout.records", "update",
+        "config", "checkpoint", "data", "evaluation", "interruption", "ranks", "report", "reward", "rollout.records",
+        "update",
     },
     "main": ANY_OF_OURS,
 }  # fmt: skip

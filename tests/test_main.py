@@ -39,8 +39,8 @@ def metrics(run_dir: Path) -> list[dict]:
 
 
 def numbers(run_dir: Path) -> list[dict]:
-    """Metrics without what time decides."""
-    timed = ("seconds", "per_second", "mismatch")
+    """Metrics without what time decides: seconds, rates, and which rank computed what in which step."""
+    timed = ("seconds", "per_second", "mismatch", "rollout_")
     return [{k: v for k, v in row.items() if not any(t in k for t in timed)} for row in metrics(run_dir)]
 
 

@@ -87,11 +87,15 @@ def test_micro_batches_add_up_to_the_gradient_of_one(whole, max_tokens):
     assert_equal_gradients(gradients(policy), whole[1])
 
 
-def test_the_gradient_equals_plain_autograd_over_a_padded_batch(whole):
-    """An independent restatement: Hugging Face's own attention, padding, a mask, one mean over sampled tokens."""
-    model = AutoModelForCausalLM.from_pretrained(
-        ROOT / "models/tiny_qwen3", dtype=torch.float32, attn_implementation="eager"
-    )
+def test_the_gradient_equals_plain_autograd_over_a_padded_batch():
+    """An independent restatement: Hugging Face's own attention, padding, a mask, one mean over sampled tokens.
+
+    Random weights: the trained ones are so sharp that two fp32 forwards differ by 1e-5 of themselves.
+    """
+    policy = make_policy(model={"random_weights": True})
+    backward(policy, collate(step(), "dapo", 10_000, 1)[0])
+    model = AutoModelForCausalLM.from_config(policy.model.config, dtype=torch.float32, attn_implementation="eager")
+    model.load_state_dict(policy.model.state_dict())
     items = step()
     longest = max(len(s.record.token_ids) for s in items)
     ids, mask, sampled, advantages = (torch.zeros(len(items), longest, dtype=t) for t in (int, int, bool, float))
@@ -106,10 +110,10 @@ def test_the_gradient_equals_plain_autograd_over_a_padded_batch(whole):
     loss = -(advantages[:, 1:] * logprobs)[sampled[:, 1:]].sum() / sampled.sum()
     loss.backward()
     expected = {n: p.grad for n, p in model.named_parameters()}
-    assert_equal_gradients(whole[1], expected, 3e-6)
+    assert_equal_gradients(gradients(policy), expected, 3e-6)  # other kernels, other roundings
     flipped = {n: -g for n, g in expected.items()}
     with pytest.raises(AssertionError):
-        assert_equal_gradients(whole[1], flipped, 3e-6)
+        assert_equal_gradients(gradients(policy), flipped)
 
 
 def test_a_tied_head_walked_in_chunks_gives_the_same_gradient(whole, monkeypatch):

@@ -269,35 +269,21 @@ def test_scoring_drops_sandbox_failures_and_compares_within_the_prompt():
     assert scored[0].reason == "correct"
 
 
-SHAPING = RewardConfig(length_penalty=0.5, length_penalty_from=60, tool_bonus=0.25)
 RIGHT, WRONG = Grade(True, Reason.CORRECT), Grade(False, Reason.WRONG_VALUE)
 
 
-def called(status: str | None, length: int = 10):
-    calls = () if status is None else (ToolCall(name="python", code="1", status=status, text="1", seed=0, wall_s=0.0),)
-    made = record(0, 0)
-    return dataclasses.replace(
-        made, token_ids=(1,) * length, sampled=(False, True) + (False,) * (length - 2),
-        logprobs=(0.0, -0.5) + (0.0,) * (length - 2), turns=(Turn(start=1, end=2, ended=True, calls=calls),),
-    )  # fmt: skip
+def called(*statuses: str) -> RolloutRecord:
+    calls = [ToolCall(name="python", code="1", status=status, text="1", seed=0, wall_s=0.0) for status in statuses]
+    return dataclasses.replace(record(0, 0), turns=(Turn(start=1, end=2, ended=True, calls=tuple(calls)),))
 
 
-def test_nothing_is_shaped_unless_asked():
-    for made in (called("ok", 100), called(None, 2)):
-        assert shaping(made, WRONG, RewardConfig(), context_length=100) == 0.0
-
-
-@pytest.mark.parametrize(("length", "deduction"), [(2, 0.0), (60, 0.0), (80, 0.25), (100, 0.5)])
-def test_length_costs_nothing_and_then_linearly_more_to_the_end_of_the_context(length, deduction):
-    for verdict in (RIGHT, WRONG):
-        assert shaping(called(None, length), verdict, SHAPING, context_length=100) == pytest.approx(-deduction)
-
-
-def test_a_call_that_ran_is_worth_something_in_a_wrong_trajectory_alone():
-    assert shaping(called("ok"), WRONG, SHAPING, context_length=100) == 0.25
-    assert shaping(called("ok"), RIGHT, SHAPING, context_length=100) == 0.0
-    assert shaping(called("error"), WRONG, SHAPING, context_length=100) == 0.0
-    assert shaping(called(None), WRONG, SHAPING, context_length=100) == 0.0
+def test_a_call_that_ran_is_worth_something_in_a_wrong_trajectory_alone_and_only_if_asked():
+    bonus = RewardConfig(tool_bonus=0.25)
+    assert shaping(called("error", "ok"), WRONG, bonus) == 0.25
+    assert shaping(called("ok"), RIGHT, bonus) == 0.0
+    assert shaping(called("error"), WRONG, bonus) == 0.0
+    assert shaping(called(), WRONG, bonus) == 0.0
+    assert shaping(called("ok"), WRONG, RewardConfig()) == 0.0
 
 
 def test_shaped_rewards_enter_the_advantages_of_their_trajectories():

@@ -11,8 +11,11 @@ import pytest
 import main as program
 from config import ConfigError, load_config, parse_config
 from data import Problem
+from policy import init_distributed
+from ranks import Ranks
 from rollout.records import StopReason
 from tests.builders import record
+from tests.test_policy import CPU
 from treatments import BrokenTool, Treatment, choose_checkpoint, run_treatments, treated
 
 ROOT = Path(__file__).parent.parent
@@ -41,18 +44,19 @@ def test_a_broken_tool_answers_at_once_with_an_error():
 
 
 def test_only_problems_that_fit_under_every_treatment_are_sampled():
+    init_distributed(CPU)
     problems = [Problem("a", "1", 1), Problem("b", "2", 2), Problem("c", "3", 3)]
     asked = {}
 
     def treatment(name: str, kept: list[Problem]) -> Treatment:
-        def sample(prompts, step, sampling):
+        def sample(prompts, step, take, sampling):
             asked[name] = (prompts, step, sampling.n_samples_per_prompt)
             pairs = [(p, s) for p in range(len(prompts)) for s in range(2)]
             return [dataclasses.replace(record("PA", prompt=p, sample=s), stop=StopReason.ANSWERED) for p, s in pairs]
 
         return Treatment(CONFIG, kept, [[p.line] for p in kept], sample, lambda ids: "\\boxed{3}")
 
-    found = run_treatments({"on": treatment("on", problems[1:]), "off": treatment("off", problems)}, step=5)
+    found = run_treatments({"on": treatment("on", problems[1:]), "off": treatment("off", problems)}, 5, Ranks())
     assert asked == {"on": ([[2], [3]], 5, 2), "off": ([[2], [3]], 5, 2)}
     assert [row["line"] for row in found["problems"]] == [2, 3]
     assert found["scores"]["on"]["avg"]["value"] == found["scores"]["off"]["avg"]["value"] == 0.5

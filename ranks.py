@@ -1,0 +1,46 @@
+"""What ranks tell each other outside DeepSpeed: gathered objects and a shared counter.
+
+The collectives here run in a gloo group of their own, so that they cannot cross those of a checkpoint that is being
+written (checkpoint.py). One rank needs neither.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+
+class Ranks:
+    """This rank and the others; made once per process, after the process group."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        if self.world_size == 1:
+            return
+        self._group = dist.new_group(backend="gloo")
+        host = os.environ["MASTER_ADDR"]
+        port = self.gather(self._serve(host) if self.rank == 0 else None)[0]
+        if self.rank:
+            self._store = dist.TCPStore(host, port, is_master=False)
+
+    def gather(self, item: Any) -> list[Any]:
+        """Every rank's item, in rank order. Collective."""
+        if self.world_size == 1:
+            return [item]
+        items: list[Any] = [None] * self.world_size
+        dist.all_gather_object(items, item, group=self._group)
+        return items
+
+    def counter(self, name: str) -> Callable[[], int]:
+        """Counts from 0; over all ranks each number is given out once. A name is used for one count only."""
+        if self.world_size == 1:
+            return itertools.count().__next__
+        return lambda: self._store.add(name, 1) - 1
+
+    def _serve(self, host: str) -> int:
+        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return self._store.port
