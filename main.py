@@ -64,8 +64,8 @@ def _check(words: Sequence[str]) -> int:
 
     args = arguments.check_parser().parse_args(words)
     with built(load_config(args.config, args.set)) as parts:
-        lines = check(parts)
-    print("\n".join(map(str, lines)))
+        lines = check(parts) if parts.rank == 0 else []
+    print("\n".join(map(str, lines)), end="\n" if lines else "")
     return int(any(line.state == "FAIL" for line in lines))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from config import Config
 from modeling.logprob import CHUNK_LOGITS
 
+GIGABYTE = 1e9
 _LAYER_WIDTHS = 8  # hidden-sized tensors that one layer keeps for its backward, beside the MLP's three
 
 
@@ -30,6 +31,14 @@ class Memory:
     def device(self) -> int:
         states = 0 if self.optimizer_on_host else self.optimizer
         return self.weights + self.gradients + states + self.kv_cache + self.update
+
+    def __str__(self) -> str:
+        return (
+            f"about {self.device / GIGABYTE:.2f} GB on the device (weights {self.weights / GIGABYTE:.2f}, gradients "
+            f"{self.gradients / GIGABYTE:.2f}, optimizer {self.optimizer / GIGABYTE:.2f}"
+            f"{' on the host' if self.optimizer_on_host else ''}, KV cache {self.kv_cache / GIGABYTE:.2f}, "
+            f"update {self.update / GIGABYTE:.2f})"
+        )
 
     @property
     def host(self) -> int:

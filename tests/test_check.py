@@ -22,19 +22,9 @@ SAMPLING = SamplingConfig(
     max_new_tokens=40, temperature=1.0, n_samples_per_prompt=2, max_turns=3, context_length=192, seed=0
 )
 NAMES = [
-    "prompt",
-    "lengths",
-    "held out",
-    "template",
-    "stop ids",
-    "gold",
-    "tool",
-    "rollout",
-    "ratio",
-    "memory",
-    "time",
+    "prompt", "lengths", "held out", "stop ids", "gold", "tool", "template", "rollout", "ratio", "memory", "time",
     "mask",
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +124,23 @@ def test_log_probs_of_another_model_fail(parts):
     assert line.state == "FAIL" and "what is sampled is not what is trained" in line.text
 
 
+def test_a_forward_that_does_not_repeat_itself_fails(parts):
+    class Noisy:
+        device, model = parts.policy.device, parts.policy.model
+        calls = 0
+
+        def eval(self):
+            parts.policy.eval()
+
+        def token_logprobs(self, batch):
+            self.calls += 1
+            out = parts.policy.token_logprobs(batch)
+            return dataclasses.replace(out, logprobs=out.logprobs + (0.01 if self.calls == 2 else 0.0))
+
+    line = lines_of(parts, policy=Noisy())["ratio"]
+    assert line.state == "FAIL" and "does not repeat itself" in line.text
+
+
 def test_a_line_of_other_ids_than_prompt_turns_and_suffixes_fails(parts):
     def alter(record):
         return dataclasses.replace(record, token_ids=(record.token_ids[0] + 5, *record.token_ids[1:]))
@@ -154,8 +161,9 @@ def test_a_tokenizer_with_more_ids_than_the_model_has_rows_fails(parts):
         def __len__(self):
             return 10_000
 
-    line = lines_of(parts, tokenizer=Longer())["stop ids"]
-    assert line.state == "FAIL" and "model.tokenizer_path" in line.text
+    lines = lines_of(parts, tokenizer=Longer())
+    assert lines["stop ids"].state == "FAIL" and "model.tokenizer_path" in lines["stop ids"].text
+    assert "rollout" not in lines  # an id past the embedding would crash
 
 
 def test_an_end_token_that_the_chat_does_not_know_is_noted(parts, monkeypatch):
