@@ -12,7 +12,7 @@ import selectors
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -76,22 +76,26 @@ class MathVerify:
         )
 
 
-def disagreements(
-    run_dir: Path, decode: Callable[[list[int]], str], grade: Grader
+def second_opinions(
+    rows: Iterable[dict[str, Any]], decode: Callable[[list[int]], str], grade: Grader
 ) -> Iterator[tuple[dict[str, Any], str, bool | None]]:
-    """Every stored trajectory that answered: its row, its final message, and the other grader's word."""
+    """Of every stored trajectory that answered: its row, its final message, and the other grader's word."""
     known: dict[tuple[str, str], bool | None] = {}
+    for row in rows:
+        if row["stop"] != "answered":
+            continue
+        turn = row["turns"][-1]
+        text = decode(row["token_ids"][turn["start"] : turn["end"]]).rpartition("</think>")[2]
+        key = (text, row["answer"])
+        if key not in known:
+            known[key] = grade(*key)
+        yield row, text, known[key]
+
+
+def stored_rows(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """Every stored trajectory of a run, step by step."""
     for path in sorted((run_dir / "trajectories").glob("step_*.jsonl"), key=lambda p: int(p.stem[5:])):
-        for line in path.read_text().splitlines():
-            row = json.loads(line)
-            if row["stop"] != "answered":
-                continue
-            turn = row["turns"][-1]
-            text = decode(row["token_ids"][turn["start"] : turn["end"]]).rpartition("</think>")[2]
-            key = (text, row["answer"])
-            if key not in known:
-                known[key] = grade(*key)
-            yield row, text, known[key]
+        yield from map(json.loads, path.read_text().splitlines())
 
 
 def list_disagreements(run_dir: Path, decode: Callable[[list[int]], str]) -> int:
@@ -101,7 +105,7 @@ def list_disagreements(run_dir: Path, decode: Callable[[list[int]], str]) -> int
     silent = 0
     grader = MathVerify()
     try:
-        for row, text, verdict in disagreements(run_dir, decode, grader):
+        for row, text, verdict in second_opinions(stored_rows(run_dir), decode, grader):
             seen[row["reason"]] += 1
             silent += verdict is None
             if verdict is None or verdict == (row["reason"] == "correct"):

@@ -92,7 +92,8 @@ class Trainer:
             if self.eval_data and self.config.eval.at_start and first_step == 0:
                 figures = self.evaluate(0)
                 if self._writer:
-                    print(console_line({"step": 0} | figures, steps, SHOWN), flush=True)
+                    shown = ("eval_avg_at_k", "eval_avg_low", "eval_avg_high", "eval_cut", "eval_boxless")
+                    print("before training", *(f" {name} {figures[name]:.4g}" for name in shown), flush=True)
             for step in range(first_step, steps):
                 row = self.train_step(step)
                 done = step + 1

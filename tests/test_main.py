@@ -109,7 +109,7 @@ def test_evaluations_and_the_check_leave_training_as_it_was(straight, tmp_path, 
     settings = [f"eval.path={tmp_path}/heldout.jsonl", "eval.at_start=true", "eval.every=1", "eval.top_p=0.9",
                 "eval.samples_per_prompt=2", "train.check=false"]  # fmt: skip
     assert run(tmp_path / "run", *settings) == 0  # the other run was checked and not evaluated
-    assert "step 0/4  eval_avg_at_k" in capsys.readouterr().out
+    assert "before training  eval_avg_at_k" in capsys.readouterr().out
     rows = metrics(tmp_path / "run")
     assert all(0 <= row["eval_avg_low"] <= row["eval_avg_at_k"] <= row["eval_avg_high"] <= 1 for row in rows)
     plain = [{k: v for k, v in row.items() if not k.startswith("eval")} for row in numbers(tmp_path / "run")]

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from second_opinion import MathVerify, MathVerifyError, disagreements
+from second_opinion import MathVerify, MathVerifyError, second_opinions, stored_rows
 
 # Says right for "yes", wrong for "no", dies for "die", hangs for "hang".
 FAKE = """
@@ -63,7 +63,7 @@ def test_answers_alone_are_asked_about_each_text_once(tmp_path):
         asked.append((text, answer))
         return True
 
-    found = list(disagreements(tmp_path, lambda ids: f"<think>t</think>{ids}", grade))
+    found = list(second_opinions(stored_rows(tmp_path), lambda ids: f"<think>t</think>{ids}", grade))
     assert [(r["reason"], text, verdict) for r, text, verdict in found] == [
         ("no_box", "[1]", True), ("correct", "[3]", True)
     ] * 2  # fmt: skip
