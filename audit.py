@@ -2,8 +2,8 @@
 
 Deliberately separate code: it imports neither reward.py nor data.py nor losses.py, and restates their rules in the
 plainest way, so that a fault in one place shows as a disagreement. Per step: every reward from the tokens, every
-advantage from the rewards, the loss from advantages and token counts (with one update per rollout each ratio is 1, so
-the loss needs no model), the counts in the metrics line. Per call: status and text from a fresh run with its seed.
+advantage from the rewards, every loss that needs no model (audit_loss.py) from advantages and token counts, whether a
+step was rightly skipped. Per call: status and text from a fresh run with its seed. What cannot be recomputed is said.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import audit_loss
+
 Row = dict[str, Any]
 
 
-def audit(run_dir: Path, decode: Callable[[list[int]], str], tool: Any | None) -> tuple[dict[str, int], list[str]]:
-    """Counts of what was compared, and one line for each disagreement.
+def audit(
+    run_dir: Path, decode: Callable[[list[int]], str], tool: Any | None
+) -> tuple[dict[str, int], list[str], list[str]]:
+    """Counts of what was compared, one line for each disagreement, one line for each thing not recomputed and why.
 
     decode: token ids of an assistant turn to text, control tokens kept
     tool: `tools.PythonTool`, or None to leave tool calls out
@@ -30,6 +34,7 @@ def audit(run_dir: Path, decode: Callable[[list[int]], str], tool: Any | None) -
     config = json.loads((run_dir / "config.json").read_text())
     counts: dict[str, int] = defaultdict(int)
     problems: list[str] = []
+    missing: dict[str, int] = defaultdict(int)  # why -> losses
     for line in (run_dir / "metrics.jsonl").read_text().splitlines():
         metrics = json.loads(line)
         path = run_dir / "trajectories" / f"step_{metrics['step']}.jsonl"
@@ -38,12 +43,18 @@ def audit(run_dir: Path, decode: Callable[[list[int]], str], tool: Any | None) -
         counts["steps"] += 1
         counts["rewards"] += len(rows)
         problems += [f"step {metrics['step']}: {p}" for p in _step_problems(config, metrics, rows, decode)]
+        for problem, why in _loss_results(config, metrics, rows):
+            counts["losses"] += why is None
+            if why:
+                missing[why] += 1
+            if problem:
+                problems.append(f"step {metrics['step']}: {problem}")
         if tool is not None:
             calls = [call for row in rows for turn in row["turns"] for call in turn["calls"]]
             calls = [call for call in calls if call["status"] != "bad_call"]
             counts["calls"] += len(calls)
             problems += [f"step {metrics['step']}: {p}" for p in _call_problems(calls, tool)]
-    return dict(counts), problems
+    return dict(counts), problems, [f"{count} losses not recomputed: {why}" for why, count in missing.items()]
 
 
 def _step_problems(config: Row, metrics: Row, rows: list[Row], decode: Callable[[list[int]], str]) -> Iterator[str]:
@@ -54,16 +65,12 @@ def _step_problems(config: Row, metrics: Row, rows: list[Row], decode: Callable[
         if row["reward"] != expected:
             yield f"{_name(row)} has reward {row['reward']}, recomputed {expected}"
     for members in groups.values():
-        for row, expected in zip(members, _advantages(members, config["reward"]["scale"]), strict=True):
+        for row, expected in zip(members, _advantages(members, config), strict=True):
             if not math.isclose(row["advantage"], expected, rel_tol=1e-9, abs_tol=1e-12):
                 yield f"{_name(row)} has advantage {row['advantage']}, recomputed {expected}"
     mean = sum(row["reward"] for row in rows) / len(rows)
     if not math.isclose(metrics["reward"], mean, abs_tol=1e-9):
         yield f"reward is {metrics['reward']}, recomputed {mean}"
-    if not metrics["skipped"]:
-        loss = _loss(rows, config["loss"]["policy"])
-        if not math.isclose(metrics["loss"], loss, rel_tol=1e-4, abs_tol=1e-6):
-            yield f"loss is {metrics['loss']}, recomputed {loss}"
 
 
 def _reward(row: Row, right: bool, tool_bonus: float) -> float:
@@ -72,21 +79,40 @@ def _reward(row: Row, right: bool, tool_bonus: float) -> float:
     return 1.0 if right else -1.0 + (tool_bonus if ran else 0.0)
 
 
-def _advantages(members: list[Row], scale: str) -> list[float]:
-    rewards = [row["reward"] for row in members]
+def _loss_results(config: Row, metrics: Row, rows: list[Row]) -> Iterator[tuple[str | None, str | None]]:
+    """(disagreement or None, reason why it was not recomputed or None) for each update of a step."""
+    updates = audit_loss.dealt(rows, config)
+    if metrics["skipped"]:
+        if updates:
+            yield "was skipped, but has groups with a spread", None
+        return
+    recorded = audit_loss.recorded(metrics)
+    if len(recorded) != len(updates):
+        yield f"made {len(recorded)} updates, recomputed {len(updates)}", None
+        return
+    for index, (loss, members) in enumerate(zip(recorded, updates, strict=True)):
+        why = audit_loss.unstored(config)
+        if loss is None:
+            why = "it was not finite; see bad_steps/"
+        elif not audit_loss.has_unit_ratios(index, config):
+            why = "later updates of a rollout need the log-probabilities of moved weights, which are not stored"
+        if why or loss is None:
+            yield None, why
+            continue
+        expected, size = audit_loss.loss_of(members, config)
+        slack = size * metrics["mismatch_max"] if config["loss"]["policy"] == "cispo" else 0.0
+        differs = not math.isclose(loss, expected, rel_tol=1e-4, abs_tol=1e-6 + slack)
+        yield (f"loss is {loss}, recomputed {expected}" if differs else None), None
+
+
+def _advantages(members: list[Row], config: Row) -> list[float]:
+    if len(members) == 1:
+        return [0.0]  # nothing to compare with
+    rewards = [audit_loss.shaped_reward(row, config) for row in members]
     mean = sum(rewards) / len(rewards)
     deviation = math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards))
-    divisor = deviation if scale == "std" and deviation > 0 else 1.0
+    divisor = deviation if config["reward"]["scale"] == "std" and deviation > 0 else 1.0
     return [(r - mean) / divisor for r in rewards]
-
-
-def _loss(rows: list[Row], policy: str) -> float:
-    """-mean of the advantage, every ratio being 1: over tokens (dapo), or over trajectories of token means (grpo)."""
-    lengths = [sum(row["sampled"]) for row in rows]
-    advantages = [row["advantage"] for row in rows]
-    if policy == "grpo":
-        return -sum(advantages) / len(rows)
-    return -sum(a * n for a, n in zip(advantages, lengths, strict=True)) / sum(lengths)
 
 
 def _is_right(row: Row, decode: Callable[[list[int]], str]) -> bool:

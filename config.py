@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from loss_config import LoraConfig, LossConfig
 from schema import ConfigError, UserError, apply_override, parse_sections, read_json, require
 
 __all__ = ["Config", "ConfigError", "UserError", "load_config", "parse_config"]
@@ -64,8 +65,12 @@ class RolloutConfig:
     kv_memory_fraction: float = 0.5  # of the GPU memory that is free after the engine is built; CUDA only
     kv_tokens: int | None = None  # tokens of KV cache; None: by kv_memory_fraction (CUDA), full contexts (CPU)
     prefill_tokens: int = 2048  # most prompt and tool tokens read in one step
+    forced_tokens: int = 64  # with graphs: as many new tokens of a row are fed one a step instead of read at once
     cuda_graphs: bool = True  # on CUDA: decode inside captured graphs
     deterministic: bool = False  # deliver tool results in submission order, so that timing cannot reorder anything
+    # Groups of equal rewards are dropped, and up to so many further rounds sample other problems in their place; 0:
+    # none is, and they stay in the denominators of the loss.
+    max_refills: int = 0
 
     def __post_init__(self) -> None:
         for name in (
@@ -74,6 +79,8 @@ class RolloutConfig:
         ):  # fmt: skip
             value = getattr(self, name)
             require(value >= 1, f"rollout.{name}", value, "must be at least 1")
+        require(self.max_refills >= 0, "rollout.max_refills", self.max_refills, "must be 0 (off) or more rounds")
+        require(self.forced_tokens >= 0, "rollout.forced_tokens", self.forced_tokens, "must be 0 (never) or more")
         require(
             self.samples_per_prompt >= 2, "rollout.samples_per_prompt", self.samples_per_prompt,
             "a group advantage compares samples of one prompt; set at least 2",
@@ -145,17 +152,6 @@ class RewardConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LossConfig:
-    policy: Literal["dapo", "grpo"] = "dapo"  # dapo: mean over all trained tokens; grpo: mean of trajectory means
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-
-    def __post_init__(self) -> None:
-        require(0 < self.clip_low < 1, "loss.clip_low", self.clip_low, "the ratio is clipped below 1 - clip_low")
-        require(self.clip_high > 0, "loss.clip_high", self.clip_high, "the ratio is clipped above 1 + clip_high")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     steps: int = 100
     seed: int = 0
@@ -166,6 +162,8 @@ class TrainConfig:
     adam_beta2: float = 0.999
     weight_decay: float = 0.0  # never on norms, biases and embeddings
     max_grad_norm: float = 1.0
+    updates_per_rollout: int = 1  # optimizer steps, each on its own share of the step's groups
+    max_bad_steps: int = 3  # steps in a row with a loss or gradient that is not finite, before the run stops
     max_tokens_per_micro_batch: int = 16384
     offload_optimizer: bool = False  # Adam moments and fp32 weights in host memory
     save_every: int = 0  # steps between checkpoints; 0: only after the last step
@@ -190,6 +188,8 @@ class TrainConfig:
             self.max_tokens_per_micro_batch >= 1, "train.max_tokens_per_micro_batch", self.max_tokens_per_micro_batch,
             "must be at least 1 token",
         )  # fmt: skip
+        require(self.updates_per_rollout >= 1, "train.updates_per_rollout", self.updates_per_rollout, "at least 1")
+        require(self.max_bad_steps >= 1, "train.max_bad_steps", self.max_bad_steps, "must be at least 1")
         require(self.keep_checkpoints >= 0, "train.keep_checkpoints", self.keep_checkpoints, "must be 0 (all) or more")
         require(
             self.max_minutes is None or self.max_minutes > 0, "train.max_minutes", self.max_minutes,
@@ -237,6 +237,7 @@ class Config:
     tool: ToolConfig = field(default_factory=ToolConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -246,6 +247,11 @@ class Config:
             self.train.max_tokens_per_micro_batch >= self.rollout.context_length,
             "train.max_tokens_per_micro_batch", self.train.max_tokens_per_micro_batch,
             f"must hold the longest trajectory, rollout.context_length={self.rollout.context_length}",
+        )  # fmt: skip
+        require(
+            self.train.updates_per_rollout <= self.rollout.prompts_per_step,
+            "train.updates_per_rollout", self.train.updates_per_rollout,
+            f"a step has {self.rollout.prompts_per_step} groups, and each update needs one of its own; lower it",
         )  # fmt: skip
         require(
             self.rollout.max_turns == 1 or self.tool.enabled, "rollout.max_turns", self.rollout.max_turns,

@@ -2,7 +2,8 @@
 
 `load_problems` checks a JSONL file line by line; `ProblemStream` gives the problems of any step as a pure function of
 (seed, step), so that the data cursor is the step counter itself; `collate` deals scored records to ranks and packs
-them into micro-batches. Masks and lengths come from the records, never from pad or end ids.
+them into micro-batches. Masks and lengths come from the records, never from pad or end ids; the weights, and which
+records share an update, are `minibatch.py`'s.
 """
 
 from __future__ import annotations
@@ -126,6 +127,14 @@ class ProblemStream:
         """Problems of step `step` (from 0) when every step takes `count`; a step may span two epochs."""
         return [self._at(position) for position in range(step * count, (step + 1) * count)]
 
+    def refill(self, step: int, round_: int, count: int, used: Sequence[int]) -> list[int]:
+        """Up to `count` problems beside the `used` ones of the step, a function of (seed, step, round) alone.
+
+        They are visits out of turn: the order of `indices` does not move, so the cursor stays the step counter.
+        """
+        free = sorted(set(range(self._size)) - set(used))
+        return random.Random(f"{self._seed} {step} refill {round_}").sample(free, min(count, len(free)))
+
     def epoch(self, step: int, count: int) -> float:
         """Passes over the data made before step `step`."""
         return step * count / self._size
@@ -153,7 +162,10 @@ class ResponseTokenBatch:
     targets: Tensor  # [M] those next tokens
     behaviour_logprobs: Tensor  # [M] fp32, as recorded while sampling
     advantages: Tensor  # [M] fp32, the row's for each of its tokens
-    weights: Tensor  # [M] fp32; over all ranks and micro-batches of a step they sum to 1 where every row trains
+    weights: Tensor  # [M] fp32, the row's for each of its tokens; global denominators are in it
+    rows: Tensor  # [M] the row of each
+    turns: Tensor  # [M] the assistant turn of each, from 0
+    since_tool: Tensor  # [M] sampled tokens since the last tool result; -1 in the first turn
 
     @classmethod
     def from_rollout(
@@ -166,15 +178,20 @@ class ResponseTokenBatch:
         targets: list[int] = []
         behaviour: list[float] = []
         row_of: list[int] = []
+        turn_of: list[int] = []
+        since_tool: list[int] = []
         for row, record in enumerate(records):
             base = len(ids)
             ids.extend(record.token_ids[:-1])
             positions.extend(range(len(record.token_ids) - 1))
-            for turn in record.turns:
+            for number, turn in enumerate(record.turns):
+                count = turn.end - turn.start
                 predictors.extend(range(base + turn.start - 1, base + turn.end - 1))
                 targets.extend(record.token_ids[turn.start : turn.end])
                 behaviour.extend(record.logprobs[turn.start : turn.end])
-                row_of.extend([row] * (turn.end - turn.start))
+                row_of.extend([row] * count)
+                turn_of.extend([number] * count)
+                since_tool.extend(range(count) if number else [-1] * count)
         rows = torch.tensor(row_of)
         return cls(
             input_ids=torch.tensor([ids]),
@@ -185,6 +202,9 @@ class ResponseTokenBatch:
             behaviour_logprobs=torch.tensor(behaviour, dtype=torch.float32),
             advantages=torch.tensor(advantages, dtype=torch.float32)[rows],
             weights=torch.tensor(weights, dtype=torch.float32)[rows],
+            rows=rows,
+            turns=torch.tensor(turn_of),
+            since_tool=torch.tensor(since_tool),
         )
 
     def to(self, device: torch.device) -> ResponseTokenBatch:
@@ -192,27 +212,20 @@ class ResponseTokenBatch:
         return dataclasses.replace(self, **{n: getattr(self, n).to(device, non_blocking=True) for n in names})
 
 
-def token_weights(scored: Sequence[Scored], policy: str) -> list[float]:
-    """The weight of each record's sampled tokens, denominators global over the step.
-
-    dapo: 1 / (sampled tokens of the step); grpo: 1 / (trajectories x the record's sampled tokens).
-    """
-    if policy == "dapo":
-        return [1.0 / sum(s.record.num_sampled for s in scored)] * len(scored)
-    return [1.0 / (len(scored) * s.record.num_sampled) for s in scored]
-
-
-def collate(scored: Sequence[Scored], policy: str, max_tokens: int, world_size: int) -> list[list[ResponseTokenBatch]]:
+def collate(
+    scored: Sequence[Scored], weights: Sequence[float], max_tokens: int, world_size: int, leave_out_equal: bool
+) -> list[list[ResponseTokenBatch]]:
     """Micro-batches of every rank, equal in number: [world_size][micro-batches].
 
-    scored: all records of the step, every rank's, in (prompt, sample) order; each rank calls this with the same list
-    policy: loss.policy, which fixes the denominator
+    scored: all records of an update, every rank's, in (prompt, sample) order; each rank calls this with the same list
+    weights: of each record's sampled tokens, denominators included
     max_tokens: most tokens in a micro-batch
-    Records with advantage 0 add exactly nothing to the gradient, so they are left out of the forward; the denominator
-    counts them. A rank with nothing to train runs a batch of weight 0, since every rank must join the reduction.
+    leave_out_equal: records of advantage 0 stay out of the forward, since they add exactly nothing to the gradient
+        (without a KL penalty)
+    A rank with nothing to train runs a batch of weight 0, since every rank must join the reduction.
     """
-    weighted = list(zip(scored, token_weights(scored, policy), strict=True))
-    active = [(s, w) for s, w in weighted if s.advantage != 0.0]
+    weighted = list(zip(scored, weights, strict=True))
+    active = [(s, w) for s, w in weighted if s.advantage != 0.0 or not leave_out_equal]
     active.sort(key=lambda pair: (-len(pair[0].record.token_ids), pair[0].record.prompt_index))
     shares: list[list[tuple[Scored, float]]] = [[] for _ in range(world_size)]
     loads = [0] * world_size

@@ -100,9 +100,11 @@ def check_model(config: Config) -> Any:
     """The model's shape, from its config.json alone."""
     from transformers import AutoConfig
 
+    import lora
     from modeling.attention import check_supported
     from modeling.shapes import shape_source
 
+    lora.check_available(config.lora)
     shape = _from_hub("model.path", shape_source(config.model), AutoConfig)
     try:
         check_supported(shape)

@@ -18,7 +18,7 @@ from typing import Any
 
 import arguments
 import inputs
-from config import Config, UserError, load_config
+from config import Config, ConfigError, UserError, load_config
 
 USER_ERROR_STATUS = 2
 
@@ -134,12 +134,12 @@ def _audit(words: Sequence[str]) -> int:
         return list_disagreements(run_dir, chat.decode)
     tool = None if args.no_tools else start_tool(config, rank=0)
     try:
-        counts, problems = audit(run_dir, chat.decode, tool)
+        counts, problems, missing = audit(run_dir, chat.decode, tool)
     finally:
         if tool:
             tool.close()
-    for problem in problems[:50]:
-        print(problem)
+    for line in problems[:50] + missing:
+        print(line)
     print(", ".join(f"{count} {name}" for name, count in counts.items()), "recomputed;", len(problems), "differ")
     return 1 if problems else 0
 
@@ -179,17 +179,16 @@ def build_policy(config: Config, shape: Any, device: Any, chat: Any, tool: Any) 
     register_rollout_engine(RolloutEngine)
     init_distributed(device)
     policy = Policy(config, device)
-    decoder, cache = build_decoder(config, shape, device, policy.model)
+    cache = build_cache(config, shape, policy.model, device)
+    decoder = build_decoder(config, policy.model, cache, device)
     return policy, build_engine(config, decoder, cache, chat, tool), cache.kv.nbytes
 
 
-def build_decoder(config: Config, shape: Any, device: Any, model: Any) -> tuple[Any, Any]:
+def build_cache(config: Config, shape: Any, model: Any, device: Any) -> Any:
     from rollout.cache import PagedCache, num_pages
-    from rollout.decoder import EagerDecoder
 
     pages = num_pages(config.rollout, shape, model.dtype, device)
-    cache = PagedCache(shape, pages, config.rollout.page_size, model.dtype, device)
-    return EagerDecoder(model, cache, config.model.attn_implementation), cache
+    return PagedCache(shape, pages, config.rollout.page_size, model.dtype, device)
 
 
 def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any) -> Any:
@@ -203,6 +202,8 @@ def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any)
         page_size=cache.page_size,
         num_pages=cache.num_pages,
         prefill_tokens=config.rollout.prefill_tokens,
+        # An eager step reads them at no extra cost.
+        forced_tokens=config.rollout.forced_tokens if decoder.pipelined else 0,
         deterministic=config.rollout.deterministic,
     )
 
@@ -210,15 +211,47 @@ def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any)
 def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any) -> dict[str, Any]:
     """For each treatment of the tool an engine over one frozen model; no optimizer, no DeepSpeed engine."""
     from policy import build_model, init_distributed
-    from treatments import BrokenTool
+    from treatments import BrokenTool, is_truncated
 
     init_distributed(device)
     config = next(iter(configs.values()))
     model = build_model(config.model, config.train.seed, device).eval()
-    decoder, cache = build_decoder(config, shape, device, model)
+    cache = build_cache(config, shape, model, device)
+    decoder = build_decoder(config, model, cache, device, graphs=not is_truncated(config))
     tools = {"on": tool, "off": None, "broken": BrokenTool()}
     engines = {name: build_engine(configs[name], decoder, cache, chat, tools[name]) for name, chat in chats.items()}
     return {name: sample_with(engine) for name, engine in engines.items()}
+
+
+def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: bool = True) -> Any:
+    """Captured graphs on CUDA, unless `graphs` or rollout.cuda_graphs is off; eager decoding elsewhere."""
+    from rollout.decoder import EagerDecoder
+    from treatments import is_truncated
+
+    eager = EagerDecoder(model, cache, config.model.attn_implementation)
+    if device.type != "cuda" or not (graphs and config.rollout.cuda_graphs):
+        return eager
+    if config.eval.path and is_truncated(config):
+        raise ConfigError(
+            "rollout.cuda_graphs", True, "captured graphs draw from the whole softmax; set it to false, or leave out "
+            "eval.top_p and eval.top_k here and score checkpoints with main.py evaluate",
+        )  # fmt: skip
+    from modeling.fused import UnsupportedModel
+    from rollout.graphs import GraphDecoder
+    from rollout.prefill import FlashDecoder
+
+    half = config.model.dtype == "bfloat16" and config.model.attn_implementation == "auto"
+    try:
+        return GraphDecoder(
+            model,
+            cache,
+            FlashDecoder(model, cache) if half else eager,
+            max_rows=config.rollout.decode_rows,
+            context_length=config.rollout.context_length,
+            temperature=config.rollout.temperature,
+        )
+    except UnsupportedModel as error:
+        raise ConfigError("rollout.cuda_graphs", True, f"{error}; set it to false to decode eagerly") from error
 
 
 def sample_with(engine: Any) -> Any:
@@ -232,4 +265,7 @@ def sample_with(engine: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if "torch.distributed" in sys.modules and sys.modules["torch.distributed"].is_initialized():
+        sys.modules["torch.distributed"].destroy_process_group()
+    sys.exit(status)

@@ -13,7 +13,8 @@ import io
 import logging
 import os
 import random
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -28,10 +29,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+import lora
 from config import Config, ModelConfig
-from modeling.attention import IMPLEMENTATION, NO_MASK, SOFTMAX, Softmax, TrainingRows
+from modeling.attention import IMPLEMENTATION, NO_MASK, training_rows
 from modeling.logprob import TokenLogprobs, token_logprobs
 from modeling.shapes import shape_source
+from reference import Reference
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
 transformers_logging.disable_progress_bar()
@@ -57,6 +60,7 @@ def init_distributed(device: torch.device) -> None:
     if device.type == "cpu":
         # Its first use would compile C++ for 100 s, and fail where there is no compiler; gloo serves as well.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     backend = "nccl" if device.type == "cuda" else "gloo"
     if "RANK" in os.environ:
         deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
@@ -93,13 +97,14 @@ def enable_checkpointing(model: PreTrainedModel) -> None:
 class TokenLogprobModule(nn.Module):
     """What DeepSpeed wraps: a packed batch in, log-probabilities of its sampled tokens out."""
 
-    def __init__(self, model: PreTrainedModel, softmax: Softmax, temperature: float):
+    def __init__(self, model: PreTrainedModel, implementation: str, temperature: float):
         super().__init__()
         self.model = model
-        self._softmax, self._temperature = softmax, temperature
+        self._implementation, self._temperature = implementation, temperature
 
     def forward(self, batch: PackedBatch) -> TokenLogprobs:
-        rows = TrainingRows(batch.lengths, self._softmax, batch.input_ids.device)
+        like = cast(Tensor, self.model.get_input_embeddings().weight)
+        rows = training_rows(batch.lengths, self._implementation, like)
         hidden = self.model.base_model(
             input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=NO_MASK, use_cache=False,
             rows=rows,
@@ -115,11 +120,13 @@ class Policy:
         """Builds the model and the engine; `init_distributed` must have run."""
         self.config, self.device = config, device
         self.model = build_model(config.model, config.train.seed, device)
+        if config.lora.rank:
+            lora.add_adapters(self.model, config.lora, config.train.seed)
         if config.model.gradient_checkpointing:
             enable_checkpointing(self.model)
-        softmax = SOFTMAX[config.model.attn_implementation]
-        module = TokenLogprobModule(self.model, softmax, config.rollout.temperature)
+        module = TokenLogprobModule(self.model, config.model.attn_implementation, config.rollout.temperature)
         self.world_size = dist.get_world_size()
+        self._reference = build_reference(config, device)
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here what its logger would not
             self._engine, self._optimizer, _, _ = deepspeed.initialize(
                 model=module, optimizer=build_optimizer(self.model, config), config=deepspeed_settings(config)
@@ -135,6 +142,19 @@ class Policy:
         """Log-probabilities [M] of the batch's sampled tokens under the current weights, differentiable."""
         return self._engine(batch)
 
+    @torch.no_grad()
+    def frozen_logprobs(self, batch: PackedBatch) -> Tensor:
+        """The same values [M] without a gradient."""
+        return self._engine.module(batch).logprobs
+
+    @torch.no_grad()
+    def reference_logprobs(self, batches: Iterable[PackedBatch]) -> list[Tensor]:
+        """[M] for each batch under the policy of before training. Only with loss.kl_coef above 0."""
+        if self._reference:
+            return self._reference.logprobs(batches)
+        with lora.without_adapters(self.model):
+            return [self.frozen_logprobs(batch) for batch in batches]
+
     def backward(self, loss: Tensor, last: bool) -> None:
         """Adds a micro-batch's gradient. All ranks make equally many calls; the last one before `step` says so.
 
@@ -148,7 +168,11 @@ class Policy:
             self._engine.step()  # counts the micro-batch, updates nothing
 
     def step(self, learning_rate: float) -> float:
-        """Clips and updates; returns the gradient's global norm before clipping."""
+        """Clips and updates; returns the gradient's global norm before clipping.
+
+        A gradient that is not finite on any rank updates nothing on all of them (DeepSpeed drops it), and neither is
+        the norm that is returned.
+        """
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._engine.step()
@@ -156,7 +180,10 @@ class Policy:
 
     def save(self, folder: Path) -> None:
         """Weights, optimizer and this rank's random state, under `folder/engine`. Collective."""
-        self._engine.save_checkpoint(str(folder), tag="engine", save_latest=False)
+        adapters_alone = self.config.lora.rank > 0  # the frozen weights are in model.path
+        self._engine.save_checkpoint(
+            str(folder), tag="engine", save_latest=False, exclude_frozen_parameters=adapters_alone
+        )
         torch.save(_random_state(), folder / "engine" / f"random_rank_{dist.get_rank()}.pt")
 
     def load(self, folder: Path) -> None:
@@ -170,13 +197,26 @@ class Policy:
         self._load(folder, load_module_only=True)
 
     def _load(self, folder: Path, **options: bool) -> None:
-        path, _ = self._engine.load_checkpoint(str(folder), tag="engine", **options)
+        whole = self.config.lora.rank == 0
+        path, _ = self._engine.load_checkpoint(str(folder), tag="engine", load_module_strict=whole, **options)
         if path is None:
             raise RuntimeError(f"{folder}: DeepSpeed found no engine state in it")
 
     def save_pretrained(self, folder: Path) -> None:
-        """The Hugging Face copy; rank 0 alone."""
-        self.model.save_pretrained(folder)
+        """The Hugging Face copy, or with LoRA the adapters in peft's form; rank 0 alone."""
+        if self.config.lora.rank:
+            lora.save_adapters(self.model, self.config.lora, folder)
+        else:
+            self.model.save_pretrained(folder)
+
+
+def build_reference(config: Config, device: torch.device) -> Reference | None:
+    """The weights of before training; None where nothing asks for them, or where LoRA leaves them in the policy."""
+    if config.loss.kl_coef == 0 or config.lora.rank:
+        return None
+    model = build_model(config.model, config.train.seed, device)
+    module = TokenLogprobModule(model, config.model.attn_implementation, config.rollout.temperature)
+    return Reference(module, device, stays=config.loss.kl_reference == "gpu")
 
 
 def _random_state() -> dict[str, Any]:

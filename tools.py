@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
-import socket
-import subprocess
 import sys
-import threading
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import config
-from sandbox import limits, render, wire
+from sandbox import limits, render, report
+from sandbox.link import Link, StartError
 
-QUEUE_CALLS = 4096  # calls under way at once; submit waits beyond
-_BOOT = "import sys; sys.path.insert(0, {root!r}); from sandbox import broker; broker.main({fd})"
-_ROOT = os.path.dirname(os.path.abspath(__file__))
+RECYCLE_CALLS = 5000  # programs that one fork server serves before a fresh one takes over
+_INFRA = {"op": "answer", "status": "infra", "error_type": "Infra", "code": 0, "shown": False, "timeout_s": 0.0,
+          "wall_s": 0.0, "cpu_s": 0.0, "queue_s": 0.0, "cut": [0, 0], "sizes": [0, 0, 0, 0]}  # fmt: skip
 
 
-class SandboxError(RuntimeError):
-    """The sandbox cannot start, or cannot give what tool.require demands. One line: what and the mend."""
+class SandboxError(config.UserError, RuntimeError):
+    """The sandbox cannot start, cannot give what the settings demand, or failed. One line: what, and the mend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,54 +60,39 @@ def tool_schema(settings: config.ToolConfig) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "python", "description": how, "parameters": parameters}}
 
 
-class _Pending:
-    __slots__ = ("attempts", "frame", "future")
-
-    def __init__(self, frame: bytes, future: Future):
-        self.frame = frame
-        self.future = future
-        self.attempts = 0
-
-
 class PythonTool:
     """Runs programs in single-use, kernel-isolated processes. Thread-safe; close() it, or leave that to exit."""
 
-    def __init__(self, settings: config.ToolConfig):
+    def __init__(self, settings: config.ToolConfig, *, without: Sequence[str] = ()):
+        """Starts the processes and waits until they serve. `without` leaves layers off, to test what they do.
+
+        Raises SandboxError, naming the setting and the mend.
+        """
+        unknown = set(without) - set(report.LAYERS)
+        if unknown:
+            raise ValueError(f"without={sorted(unknown)}: not among {report.LAYERS}")
         self._settings = settings
         self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._room = threading.BoundedSemaphore(QUEUE_CALLS)
-        self._pending: dict[int, _Pending] = {}
-        self._numbers = 0
         self._counts: Counter[str] = Counter()
-        self._restarts = 0
-        self._closed = False
-        self.report = self._start()
-        self._thread = threading.Thread(target=self._read_answers, name="python-tool", daemon=True)
-        self._thread.start()
+        environment = dict(os.environ) if "environment" in without else {}
+        try:
+            self._link = Link(_broker_settings(settings, without), environment | limits.ENVIRONMENT, _INFRA)
+        except StartError as error:
+            raise SandboxError(str(error)) from error
+        boundary, self.report = report.verdict(self._link.hello)
+        demand = "" if boundary else _demand(settings, bool(without))
+        if demand:
+            self.close()
+            raise SandboxError(f"{demand}: {self.report}")
         atexit.register(self.close)
 
     def submit(self, code: str, seed: int = 0, timeout: float | None = None) -> Future[ToolResult]:
         """Queues one program; `timeout` (seconds) replaces tool.timeout_seconds. RuntimeError after close()."""
-        future: Future[ToolResult] = Future()
-        future.set_running_or_notify_cancel()
         raw = code.encode("utf-8", "surrogatepass")
         if len(raw) > limits.CODE_BYTES:
-            words = f"Refused: the program is longer than {limits.CODE_BYTES} bytes"
-            self._counts["refused"] += 1
-            future.set_result(ToolResult("refused", words, "", "", False, "Refused", 0.0, 0.0, 0.0, False))
-            return future
-        self._room.acquire()
-        with self._lock:
-            if self._closed:
-                self._room.release()
-                raise RuntimeError("the Python tool is closed")
-            self._numbers += 1
-            header = {"op": "call", "id": self._numbers, "seed": seed % 2**64,
-                      "timeout_s": timeout or self._settings.timeout_seconds}  # fmt: skip
-            pending = self._pending[self._numbers] = _Pending(wire.pack(header, raw), future)
-            self._send(pending.frame)
-        return future
+            return self._too_long()
+        header = {"op": "call", "seed": seed % 2**64, "timeout_s": timeout or self._settings.timeout_seconds}
+        return self._link.ask(header, raw, self._result)
 
     def __call__(self, code: str) -> str:
         """Runs one program and returns the text for the model. Raises SandboxError when the sandbox itself failed."""
@@ -119,103 +102,28 @@ class PythonTool:
         return result.text
 
     def stats(self) -> dict[str, Any]:
-        """Calls by status, restarts, and the broker's queue, running calls and spares."""
-        future: Future[dict[str, Any]] = Future()
-        with self._lock:
-            if self._closed:
-                return {"calls": dict(self._counts), "broker_restarts": self._restarts}
-            self._numbers += 1
-            frame = wire.pack({"op": "stats", "id": self._numbers})
-            self._pending[self._numbers] = _Pending(frame, future)
-            self._room.acquire()
-            self._send(frame)
-        inner = future.result()
-        return {
-            "calls": dict(self._counts),
-            "broker_restarts": self._restarts,
-            "broker_pid": self._process.pid,
-        } | inner
+        """Calls by status and restarts; while it is open also the queue, running calls, spares and process ids."""
+        mine = {"calls": dict(self._counts), "broker_restarts": self._link.restarts}
+        with contextlib.suppress(RuntimeError):  # closed
+            answer = self._link.ask({"op": "stats"}, b"", lambda header, _: header).result()
+            mine |= {"broker_pid": self._link.pid} | answer.get("stats", {})
+        return mine
 
     def close(self) -> None:
-        """Ends every process of the tool; calls under way resolve as infra. Idempotent."""
-        with self._lock:
-            if self._closed or os.getpid() != self._owner:
-                return
-            self._closed = True
-            self._socket.shutdown(socket.SHUT_RDWR)
-        atexit.unregister(self.close)
-        self._thread.join()
-        self._stop_process()
+        """Ends every process of the tool; calls under way resolve as infra. Idempotent; a fork's copy does nothing."""
+        if os.getpid() == self._owner:
+            atexit.unregister(self.close)
+            self._link.close()
 
-    def _send(self, frame: bytes) -> None:
-        # On a broken socket the reader thread sees the end too, starts a new broker and sends what is pending.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._socket.sendall(frame)
-
-    def _start(self) -> str:
-        """Starts a broker and waits until it can serve; returns the report line. Raises SandboxError."""
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            boot = _BOOT.format(root=_ROOT, fd=theirs.fileno())
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", "-c", boot, json.dumps(self._broker_config())],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=limits.ENVIRONMENT,
-                pass_fds=(theirs.fileno(),),
-            )  # fmt: skip
-        self._frames = wire.FrameReader()
-        while True:
-            data = self._socket.recv(1 << 18)
-            for header, _ in self._frames.feed(data):
-                if header["op"] == "hello":
-                    return str(header["hello"])
-                self._stop_process()
-                raise SandboxError(header["error"])
-            if not data:
-                self._stop_process()
-                raise SandboxError("the sandbox's broker died at start; its words are above")
-
-    def _broker_config(self) -> dict[str, Any]:
-        settings = self._settings
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        running = settings.max_running or max(2, cores - 2)
-        spares = min(max(32, 8 * running), 128)
-        paths = [path for path in sys.path if path and os.path.basename(path) != os.path.basename(_ROOT)]
-        zygote = {"paths": paths, "preload": settings.preload, "memory_mb": settings.memory_mb, "tasks": spares + 64}
-        return {"max_running": running, "spares": spares, "low_water": running + 2, "zygote": zygote,
-                "show_last_value": settings.show_last_value,
-                "import_filter": settings.import_filter == "on"}  # fmt: skip
-
-    def _stop_process(self) -> None:
-        self._socket.close()
-        try:
-            self._process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _read_answers(self) -> None:
-        while True:
-            try:
-                data = self._socket.recv(1 << 18)
-            except (ConnectionResetError, OSError):
-                data = b""
-            if data:
-                for header, payload in self._frames.feed(data):
-                    self._resolve(header, payload)
-            elif not self._revive():
-                return
-
-    def _resolve(self, header: dict[str, Any], payload: bytes) -> None:
-        pending = self._pending.pop(header.pop("id"))
-        self._room.release()
-        if header["op"] == "stats":
-            pending.future.set_result(header)
-            return
-        status = header["status"]
-        self._counts[status] += 1
-        pending.future.set_result(self._result(header, payload))
+    def _too_long(self) -> Future[ToolResult]:
+        self._counts["refused"] += 1
+        words = f"Refused: the program is longer than {limits.CODE_BYTES} bytes"
+        future: Future[ToolResult] = Future()
+        future.set_result(ToolResult("refused", words, "", "", False, "Refused", 0.0, 0.0, 0.0, False))
+        return future
 
     def _result(self, header: dict[str, Any], payload: bytes) -> ToolResult:
+        self._counts[header["status"]] += 1
         pieces, start = [], 0
         for size in header["sizes"]:
             pieces.append(payload[start : start + size])
@@ -226,24 +134,49 @@ class PythonTool:
             header["wall_s"], header["cpu_s"], header["queue_s"], shown.truncated,
         )  # fmt: skip
 
-    def _revive(self) -> bool:
-        """The broker is gone: start another and send what is pending once more, or give up when closed."""
-        with self._lock:
-            if self._closed:
-                self._give_up(list(self._pending))
-                return False
-            self._restarts += 1
-            self._stop_process()
-            self._start()
-            again = {number: pending for number, pending in self._pending.items() if pending.attempts == 0}
-            self._give_up([number for number in self._pending if number not in again])
-            for pending in again.values():
-                pending.attempts += 1
-                self._send(pending.frame)
-        return True
 
-    def _give_up(self, numbers: list[int]) -> None:
-        header = {"op": "answer", "status": "infra", "error_type": "Infra", "code": 0, "shown": False, "wall_s": 0.0,
-                  "cpu_s": 0.0, "queue_s": 0.0, "timeout_s": 0.0, "cut": [0, 0], "sizes": [0, 0, 0, 0]}  # fmt: skip
-        for number in numbers:
-            self._resolve(header | {"id": number}, b"")
+def _demand(settings: config.ToolConfig, layers_left_off: bool) -> str:
+    """The setting that asks for the boundary which this host lacks, with its mend; empty when none does."""
+    if settings.require == "boundary":
+        return "tool.require='boundary': this host gives none; set 'best_effort' or mend the host"
+    if settings.import_filter == "off" and not layers_left_off:
+        return "tool.import_filter='off': needs a boundary, and this host gives none; set 'on' or mend the host"
+    return ""
+
+
+def _broker_settings(settings: config.ToolConfig, without: Sequence[str]) -> dict[str, Any]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    running = settings.max_running or max(2, cores - 2)
+    spares = min(max(32, 8 * running), 128)  # enough for a burst; one costs about a megabyte
+    paths = _library_paths()
+    prefixes = [os.path.join(prefix, "lib") for prefix in (sys.base_prefix, sys.prefix)]
+    zygote = {
+        "paths": paths,
+        "readable": [path for path in (*prefixes, *paths) if os.path.exists(path)],
+        "preload": settings.preload,
+        "memory_mb": settings.memory_mb,
+        "tasks": spares + running + 64,
+        "without": list(without),
+        "cgroup_bytes": (1024 + running * (settings.memory_mb + 128)) << 20,
+    }
+    return {
+        "max_running": running,
+        "spares": spares,
+        "low_water": running + 2,
+        "recycle_calls": RECYCLE_CALLS,
+        "show_last_value": settings.show_last_value,
+        "import_filter": settings.import_filter == "on",
+        "zygote": zygote,
+    }
+
+
+def _library_paths() -> list[str]:
+    """Where modules are found: the standard library and installed packages, not the project's folders and scripts."""
+    stdlib = os.path.dirname(os.__file__)
+    return [path for path in sys.path if path == stdlib or path.endswith(".zip") or _holds_packages(path)]
+
+
+def _holds_packages(folder: str) -> bool:
+    if os.path.basename(folder) in ("lib-dynload", "site-packages", "dist-packages"):
+        return True
+    return os.path.isdir(folder) and any(name.endswith(".dist-info") for name in os.listdir(folder))

@@ -18,9 +18,12 @@ import torch
 
 import checkpoint
 import evaluation
+from badsteps import BadSteps
 from config import Config, TrainConfig, UserError
-from data import Problem, ProblemStream, collate
+from data import Problem, ProblemStream
+from groups import SampledStep, by_prompt, equal_share, with_overlong_penalty, without_equal_groups
 from interruption import Interruption, Request
+from minibatch import plan_updates
 from ranks import Ranks
 from report.writers import RunWriter, console_line
 from reward import Grade, grade_trajectory, score, shaping
@@ -72,6 +75,7 @@ class Trainer:
         )  # fmt: skip
         self._sample, self._rollout_stats = sample, rollout_stats
         self._writer = RunWriter(run_dir) if self.ranks.rank == 0 else None
+        self._bad_steps = BadSteps(run_dir, self.ranks.rank, config.train.max_bad_steps)
         self._seconds: dict[str, float] = {}
         self.train_seconds = 0.0
 
@@ -102,6 +106,7 @@ class Trainer:
                 if self._writer:
                     self._writer.metrics(row)
                     print(console_line(row, steps, SHOWN), flush=True)
+                self._bad_steps.check(done)
                 request = interruption.agreed(self.ranks.gather)
                 if request or _due(done, self.config.train.save_every, steps):
                     self._store.begin(done, {"score": row.get("eval_avg_at_k")})
@@ -112,25 +117,48 @@ class Trainer:
     def train_step(self, step: int) -> dict[str, Any]:
         """One step; the metrics row. `step` counts from 0, the row's "step" from 1."""
         started = time.perf_counter()
-        indices = self.stream.indices(step, self.config.rollout.prompts_per_step)
-        with self._clock("rollout"):
-            records = self._rollout(step, [self.data.prompts[i] for i in indices], self._sampling())
-        with self._clock("reward"):
-            scored = self._score(records, indices)
-        stats = None
+        self._seconds = {}
+        sampled = self._sample_groups(step)
         with self._clock("save"):
             self._store.finish()
+        stats = None
         with self._clock("update"):
-            batches = self._batches(scored)
-            if batches:
-                stats = update(self.policy, batches, self.config.loss, learning_rate(step, self.config.train))
+            updates = plan_updates(sampled.trained, self.config, self.ranks.world_size)
+            mine = [parts[self.ranks.rank] for parts in updates]
+            if mine:  # else no group of the step has two different rewards
+                stats = update(self.policy, mine, self.config.loss, learning_rate(step, self.config.train))
         with self._clock("write"):
             if self._writer:
-                answers = [self.data.problems[index].answer for index in indices]
-                self._writer.trajectories(step + 1, records, scored, answers)
+                answers = [self.data.problems[index].answer for index in sampled.indices]
+                self._writer.trajectories(step + 1, sampled.records, sampled.scored, answers)
+        if stats:
+            self._bad_steps.watch(step + 1, mine, stats)
         self._seconds["total"] = time.perf_counter() - started
         self.train_seconds += self._seconds["total"]
-        return self._row(step, records, scored, stats)
+        return self._row(step, sampled, stats)
+
+    def _sample_groups(self, step: int) -> SampledStep:
+        """The step's groups; with rollout.max_refills, equal ones are replaced by those of further problems."""
+        rollout = self.config.rollout
+        sampled = SampledStep()
+        wanted = self.stream.indices(step, rollout.prompts_per_step)
+        while wanted:
+            first = len(sampled.indices)
+            sampled.indices += wanted
+            with self._clock("rollout"):
+                records = self._rollout(
+                    step, [self.data.prompts[i] for i in sampled.indices], self._sampling(), first
+                )  # fmt: skip
+            with self._clock("reward"):
+                scored = self._score(records, sampled.indices)
+            trained = without_equal_groups(scored) if rollout.max_refills else scored
+            sampled.add(records, scored, trained, asdict(self._rollout_stats()))
+            if sampled.rounds > rollout.max_refills:
+                break
+            missing = rollout.prompts_per_step - len(by_prompt(sampled.trained))
+            wanted = self.stream.refill(step, sampled.rounds, missing, sampled.indices)
+        _check_sandbox(sampled.records)
+        return sampled
 
     def _sampling(self) -> SamplingConfig:
         rollout = self.config.rollout
@@ -143,27 +171,30 @@ class Trainer:
             seed=self.config.train.seed,
         )
 
-    def _rollout(self, step: int, prompts: Sequence[list[int]], sampling: SamplingConfig) -> list[RolloutRecord]:
-        """Every rank's records in (prompt, sample) order; ranks draw the work from one counter."""
+    def _rollout(
+        self, step: int, prompts: Sequence[list[int]], sampling: SamplingConfig, first: int = 0
+    ) -> list[RolloutRecord]:
+        """Every rank's records in (prompt, sample) order; ranks draw the work from one counter.
+
+        first: prompts before it were sampled by an earlier round of the step, and only keep their places
+        """
         self.policy.eval()
-        take = self.ranks.counter(f"{sampling.seed} {step}")
-        mine = self._sample(prompts, step, take, sampling)
+        count = self.ranks.counter(f"{sampling.seed} {step} {first}")
+        skipped = first * sampling.n_samples_per_prompt
+        mine = self._sample(prompts, step, lambda: skipped + count(), sampling)
         records = [record for part in self.ranks.gather(mine) for record in part]
         return sorted(records, key=lambda r: (r.prompt_index, r.sample_index))
 
     def _score(self, records: Sequence[RolloutRecord], indices: Sequence[int]) -> list[Scored]:
-        """Rewards and group advantages of every record that the sandbox did not spoil."""
-        spoilt = sum(r.stop is StopReason.TOOL_INFRA for r in records)
-        if spoilt > MAX_INFRA_SHARE * len(records):
-            raise InfraError(
-                f"the sandbox failed in {spoilt} of {len(records)} trajectories of one step, more than "
-                f"{MAX_INFRA_SHARE:.0%}; see the tool's report at the start of the run"
-            )
+        """Rewards and group advantages of every record that the sandbox did not spoil.
+
+        indices: the problem of each prompt_index
+        """
         answers = [self.data.problems[index].answer for index in indices]
         grades = self._grades(records, answers)
         settings = self.config.reward
         shaped = [shaping(record, verdict, settings) for record, verdict in zip(records, grades, strict=True)]
-        return score(records, grades, settings.scale, shaped)
+        return with_overlong_penalty(score(records, grades, settings.scale, shaped), self.config)
 
     def _grades(self, records: Sequence[RolloutRecord], answers: Sequence[str]) -> list[Grade]:
         """answers: the reference of each prompt, by prompt_index."""
@@ -189,16 +220,8 @@ class Trainer:
         figures = evaluation.metrics(found["scores"][name]) | {"seconds": self._seconds.pop("eval")}
         return {f"eval_{name}": value for name, value in figures.items()}
 
-    def _batches(self, scored: Sequence[Scored]) -> list[Any]:
-        """This rank's micro-batches; empty where no group of the step has two different rewards."""
-        if not any(s.advantage for s in scored):
-            return []
-        limit = self.config.train.max_tokens_per_micro_batch
-        return collate(scored, self.config.loss.policy, limit, self.ranks.world_size)[self.ranks.rank]
-
-    def _row(
-        self, step: int, records: Sequence[RolloutRecord], scored: Sequence[Scored], stats: UpdateStats | None
-    ) -> dict[str, Any]:
+    def _row(self, step: int, sampled_step: SampledStep, stats: UpdateStats | None) -> dict[str, Any]:
+        records, scored = sampled_step.records, sampled_step.scored
         count = max(len(scored), 1)
         calls = [call for r in records for turn in r.turns for call in turn.calls]
         seconds = {f"seconds_{name}": round(value, 4) for name, value in self._seconds.items() if name != "total"}
@@ -209,7 +232,9 @@ class Trainer:
             "reward": sum(s.reward for s in scored) / count,
             "correct": sum(s.reward > 0 for s in scored) / count,
             "trajectories": len(records),
-            "equal_groups": _equal_groups(scored),
+            "equal_groups": equal_share(scored),
+            "kept_trajectories": len(sampled_step.trained),
+            "refills": sampled_step.rounds - 1,
             "sampled_tokens": sampled,
             "length": sum(len(r.token_ids) for r in records) / max(len(records), 1),
             "turns": sum(len(r.turns) for r in records) / max(len(records), 1),
@@ -222,11 +247,11 @@ class Trainer:
             "tool_statuses": dict(Counter(call.status for call in calls)),
         }
         if stats:
-            row |= asdict(stats)
+            row |= stats.row(self.config.loss)
             row["update_tokens_per_second"] = stats.tokens / self._seconds["update"]
         row["rollout_tokens_per_second"] = sampled / self._seconds["rollout"]
         row |= {"seconds": round(self._seconds["total"], 4), **seconds}
-        return row | {f"rollout_{name}": value for name, value in asdict(self._rollout_stats()).items()}
+        return row | {f"rollout_{name}": value for name, value in sampled_step.rollout_stats.items()}
 
     @contextmanager
     def _clock(self, phase: str):
@@ -234,20 +259,22 @@ class Trainer:
         yield
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self._seconds[phase] = time.perf_counter() - started
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started
+
+
+def _check_sandbox(records: Sequence[RolloutRecord]) -> None:
+    """Raises InfraError where it spoilt too many of a step's trajectories."""
+    spoilt = sum(r.stop is StopReason.TOOL_INFRA for r in records)
+    if spoilt > MAX_INFRA_SHARE * len(records):
+        raise InfraError(
+            f"the sandbox failed in {spoilt} of {len(records)} trajectories of one step, more than "
+            f"{MAX_INFRA_SHARE:.0%}; see the tool's report at the start of the run"
+        )
 
 
 def _due(done: int, every: int, steps: int) -> bool:
     """Whether something that happens `every` steps (0: only after the last) happens after `done` steps."""
     return done == steps or (every > 0 and done % every == 0)
-
-
-def _equal_groups(scored: Sequence[Scored]) -> float:
-    """Share of groups whose rewards are all equal: they train nothing."""
-    by_group: dict[int, set[float]] = {}
-    for s in scored:
-        by_group.setdefault(s.record.prompt_index, set()).add(s.reward)
-    return sum(len(rewards) == 1 for rewards in by_group.values()) / max(len(by_group), 1)
 
 
 def learning_rate(step: int, train: TrainConfig) -> float:

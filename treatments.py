@@ -63,6 +63,11 @@ def treated(config: Config, name: str) -> Config:
     )
 
 
+def is_truncated(config: Config) -> bool:
+    """Whether evaluations draw from less than the whole softmax, which captured graphs cannot."""
+    return bool(config.eval.top_k) or config.eval.top_p < 1
+
+
 def run_treatments(treatments: Mapping[str, Treatment], step: int, ranks: Ranks) -> dict[str, Any]:
     """Samples the problems that fit under every treatment, so that differences are paired: `evaluation.results`.
 

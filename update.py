@@ -1,19 +1,30 @@
-"""One optimizer step: micro-batches through the policy and the loss, gradients summed, numbers gathered over ranks."""
+"""The updates of one rollout: micro-batches through the policy and the loss, gradients summed, figures gathered.
+
+Invariants: the old log-probabilities of every mini-batch are those of the weights that sampled, computed under the
+same micro-batches (`loss.old_policy` "rollout"), so the first ratio is exactly 1; inside an update the host never
+waits for the device; a loss or gradient that is not finite changes no weight on any rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from config import LossConfig
+from corrections import importance_weights
 from data import ResponseTokenBatch
-from losses import grpo_policy_loss
+from losses import kl_penalty, policy_losses
+from measures import GapFigures, TokenColumns, gap_figures
 from modeling.logprob import TokenLogprobs
+
+Batches = Sequence[ResponseTokenBatch]
 
 
 class TrainablePolicy(Protocol):
@@ -23,70 +34,194 @@ class TrainablePolicy(Protocol):
 
     def train(self) -> None: ...
     def token_logprobs(self, batch: ResponseTokenBatch) -> TokenLogprobs: ...
+    def frozen_logprobs(self, batch: ResponseTokenBatch) -> Tensor: ...
+    def reference_logprobs(self, batches: Iterable[ResponseTokenBatch]) -> list[Tensor]: ...
     def backward(self, loss: Tensor, last: bool) -> None: ...
     def step(self, learning_rate: float) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateStats:
-    """Over all trained tokens of all ranks. Mismatch d is training minus recorded sampling log-probability."""
+class OneUpdate:
+    """Over all trained tokens of all ranks."""
 
     loss: float
-    tokens: int  # rows of advantage 0 left out, as in the forward
+    grad_norm: float  # before clipping; not finite where the step was skipped
+    tokens: int  # without a KL penalty, rows of advantage 0 are left out, as in the forward
     clip_fraction: float
     entropy: float  # nats a token
-    grad_norm: float  # before clipping
-    mismatch_mean: float  # mean |d|
-    mismatch_max: float
-    mismatch_k3: float  # mean of exp(d) - 1 - d, an estimate of KL(sampling || training) (Schulman 2020, k3)
-    ratio_error: float  # largest |ratio - 1|; exactly 0 with one update per rollout
+    ratio_error: float  # largest |ratio - 1|; exactly 0 in the first update
+    importance_mean: float  # of the importance weights; 1 where they are off
+    importance_cut: float  # share of tokens whose weight was truncated or masked
+    kl: float  # mean estimate of KL(policy || reference), 0 without a reference
+    gap: GapFigures  # this update's weights against the sampling log-probabilities
+
+    @property
+    def is_bad(self) -> bool:
+        return not (math.isfinite(self.loss) and math.isfinite(self.grad_norm))
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStats:
+    updates: tuple[OneUpdate, ...]
+    mismatch: GapFigures  # training forward against sampling, at the weights that sampled
+    stale: GapFigures | None  # the same at the moved weights of all later updates
+
+    @property
+    def tokens(self) -> int:
+        return sum(u.tokens for u in self.updates)
+
+    def row(self, loss: LossConfig) -> dict[str, Any]:
+        """For metrics.jsonl: sums and token means over the updates, what is off left out, None for a NaN."""
+        row: dict[str, Any] = {"loss": _mean([u.loss for u in self.updates]), "tokens": self.tokens}
+        row |= {name: self._token_mean(name) for name in ("clip_fraction", "entropy")}
+        row["grad_norm"] = _mean([u.grad_norm for u in self.updates])
+        row["ratio_error"] = max(u.ratio_error for u in self.updates)
+        if loss.importance != "off":
+            row |= {name: self._token_mean(name) for name in ("importance_mean", "importance_cut")}
+        if loss.kl_coef > 0:
+            row["kl"] = self._token_mean("kl")
+        row["bad_updates"] = sum(u.is_bad for u in self.updates)
+        row |= {f"mismatch_{name}": value for name, value in dataclasses.asdict(self.mismatch).items()}
+        if self.stale:
+            row |= {f"stale_{name}": value for name, value in dataclasses.asdict(self.stale).items()}
+            row["by_update"] = [_flat(u) for u in self.updates]
+        return _finite(row)
+
+    def _token_mean(self, name: str) -> float:
+        return sum(getattr(u, name) * u.tokens for u in self.updates) / max(self.tokens, 1)
 
 
 def update(
-    policy: TrainablePolicy, batches: Sequence[ResponseTokenBatch], loss: LossConfig, learning_rate: float
+    policy: TrainablePolicy, minibatches: Sequence[Batches], loss: LossConfig, learning_rate: float
 ) -> UpdateStats:
-    """Trains on this rank's micro-batches; every rank brings equally many."""
+    """Trains once on each mini-batch: this rank's micro-batches of it, of which every rank brings equally many."""
     policy.train()
-    sums = torch.zeros(6, dtype=torch.float64, device=policy.device)
-    maxima = torch.zeros(2, dtype=torch.float64, device=policy.device)
+    on_device = [[batch.to(policy.device) for batch in batches] for batches in minibatches]
+    old = _old_logprobs(policy, on_device, loss)
+    reference = _reference_logprobs(policy, on_device, loss)
+    updates, columns = [], []
+    for batches, olds, references in zip(on_device, old, reference, strict=True):
+        one, tokens = _one_update(policy, batches, olds, references, loss, learning_rate)
+        updates.append(one)
+        columns.append(tokens)
+    return UpdateStats(tuple(updates), *_gaps(columns, loss))
+
+
+def _old_logprobs(
+    policy: TrainablePolicy, minibatches: Sequence[Batches], loss: LossConfig
+) -> list[list[Tensor] | None]:
+    """Of each micro-batch at the present weights; None where they are those of the update's own forward."""
+    if loss.old_policy == "update":
+        return [None] * len(minibatches)
+    return [None, *([policy.frozen_logprobs(batch) for batch in batches] for batches in minibatches[1:])]
+
+
+def _reference_logprobs(
+    policy: TrainablePolicy, minibatches: Sequence[Batches], loss: LossConfig
+) -> list[list[Tensor] | None]:
+    if loss.kl_coef == 0:
+        return [None] * len(minibatches)
+    values = iter(policy.reference_logprobs(batch for batches in minibatches for batch in batches))
+    return [[next(values) for _ in batches] for batches in minibatches]
+
+
+def _one_update(
+    policy: TrainablePolicy, batches: Batches, old: list[Tensor] | None, reference: list[Tensor] | None,
+    loss: LossConfig, learning_rate: float,
+) -> tuple[OneUpdate, TokenColumns]:  # fmt: skip
+    total = torch.zeros((), dtype=torch.float64, device=policy.device)
+    columns = []
     for index, batch in enumerate(batches):
-        batch = batch.to(policy.device)
         out = policy.token_logprobs(batch)
-        old = out.logprobs.detach()  # one update per rollout: the policy that sampled is the one that trains
-        result = grpo_policy_loss(
-            out.logprobs, old, batch.advantages, batch.weights, loss.clip_low, loss.clip_high
-        )  # fmt: skip
-        policy.backward(result.loss, last=index == len(batches) - 1)
-        _count(sums, maxima, batch, out, old, result.loss.detach(), result.clipped)
+        value, tokens = batch_loss(
+            out, batch, old[index] if old else out.logprobs.detach(), reference[index] if reference else None, loss
+        )
+        total += value.detach()
+        columns.append(tokens)
+        last = index == len(batches) - 1
+        if last:  # NaN reaches the gradient of every rank, and `step` then changes nothing; times 1.0 is exact
+            value = value * torch.where(total.isfinite(), 1.0, math.nan)
+        policy.backward(value, last)
     grad_norm = policy.step(learning_rate)
-    dist.all_reduce(sums)
-    dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
-    total, tokens, clipped, entropy, mismatch, k3 = sums.tolist()
-    count = max(tokens, 1.0)  # a step whose groups are all equal trains nothing
-    return UpdateStats(
-        loss=total,
-        tokens=int(tokens),
-        clip_fraction=clipped / count,
-        entropy=entropy / count,
+    dist.all_reduce(total)
+    tokens = TokenColumns.concatenate(columns).gathered()
+    return _summary(total.item(), grad_norm, tokens), tokens
+
+
+def batch_loss(
+    out: TokenLogprobs, batch: ResponseTokenBatch, old: Tensor, reference: Tensor | None, loss: LossConfig
+) -> tuple[Tensor, TokenColumns]:
+    """A micro-batch's part of the loss, a scalar: sum of weight x (importance x policy loss + kl_coef x KL).
+
+    old, reference  # [M] each, no gradient
+    """
+    num_rows = len(batch.lengths)
+    policy = policy_losses(out.logprobs, old, batch.advantages, batch.rows, num_rows, loss)
+    corrected = importance_weights(old, batch.behaviour_logprobs, batch.rows, num_rows, loss)
+    values = corrected.weights * policy.values
+    kl = torch.zeros_like(old)
+    if reference is not None:
+        kl = kl_penalty(out.logprobs, reference, loss.kl_estimator)
+        values = values + loss.kl_coef * kl
+    present = out.logprobs.detach()
+    columns = TokenColumns(
+        gap=present - batch.behaviour_logprobs,
+        old_gap=old - batch.behaviour_logprobs,
+        turns=batch.turns,
+        since_tool=batch.since_tool,
+        entropy=out.entropy,
+        clipped=policy.clipped,
+        ratio_error=torch.expm1(present - old).abs(),
+        importance=corrected.weights,
+        importance_cut=corrected.cut,
+        kl=kl.detach(),
+        trained=batch.weights > 0,
+    )
+    return (batch.weights * values).sum(), columns
+
+
+def _summary(loss: float, grad_norm: float, tokens: TokenColumns) -> OneUpdate:
+    count = tokens.gap.numel()
+    return OneUpdate(
+        loss=loss,
         grad_norm=grad_norm,
-        mismatch_mean=mismatch / count,
-        mismatch_max=maxima[0].item(),
-        mismatch_k3=k3 / count,
-        ratio_error=maxima[1].item(),
+        tokens=count,
+        clip_fraction=tokens.clipped.mean().item(),
+        entropy=tokens.entropy.mean().item(),
+        ratio_error=tokens.ratio_error.max().item(),
+        importance_mean=tokens.importance.mean().item(),
+        importance_cut=tokens.importance_cut.mean().item(),
+        kl=tokens.kl.mean().item(),
+        gap=gap_figures(tokens.gap, tokens.turns, tokens.since_tool),
     )
 
 
-@torch.no_grad()
-def _count(
-    sums: Tensor, maxima: Tensor, batch: ResponseTokenBatch, out: TokenLogprobs, old: Tensor, loss: Tensor,
-    clipped: Tensor,
-) -> None:  # fmt: skip
-    """Adds a micro-batch to the running sums, without waiting for the device."""
-    trained = (batch.weights > 0).double()  # 0 in the batch of a rank that has nothing to train
-    difference = (out.logprobs - batch.behaviour_logprobs).double() * trained
-    ratio_error = (torch.exp(out.logprobs - old) - 1).abs().double() * trained
-    sums += torch.stack([
-        loss.double(), trained.sum(), (clipped * trained).sum(), (out.entropy * trained).sum(),
-        difference.abs().sum(), (difference.exp() - 1 - difference).sum(),
-    ])  # fmt: skip
-    torch.maximum(maxima, torch.stack([difference.abs().max(), ratio_error.max()]), out=maxima)
+def _gaps(columns: Sequence[TokenColumns], loss: LossConfig) -> tuple[GapFigures, GapFigures | None]:
+    """The gap at the weights that sampled, over every token that was forwarded there, and the gap after they moved."""
+    there = columns if loss.old_policy == "rollout" else columns[:1]
+    first = TokenColumns.concatenate(there)
+    mismatch = gap_figures(first.old_gap, first.turns, first.since_tool)
+    if len(columns) == 1:
+        return mismatch, None
+    later = TokenColumns.concatenate(columns[1:])
+    return mismatch, gap_figures(later.gap, later.turns, later.since_tool)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _flat(one: OneUpdate) -> dict[str, Any]:
+    """Scalars alone; the gap's with their own names."""
+    own = {f.name: getattr(one, f.name) for f in dataclasses.fields(one) if f.name != "gap"}
+    gap = dataclasses.asdict(one.gap)
+    return own | {f"gap_{name}": gap[name] for name in ("mean", "p99", "max", "k1", "k3", "ess")}
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows neither NaN nor infinity: None in their place."""
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

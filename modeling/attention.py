@@ -97,6 +97,31 @@ def eager_softmax(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 SOFTMAX: dict[str, Softmax] = {"auto": sdpa_softmax, "eager": eager_softmax}
 
 
+def training_rows(lengths: Sequence[int], implementation: str, like: Tensor) -> Rows:
+    """Rows of a training batch for hidden states such as `like`: flash attention in half precision on CUDA, else SDPA.
+
+    implementation: model.attn_implementation
+    """
+    if implementation == "auto" and like.device.type == "cuda" and like.dtype in (torch.bfloat16, torch.float16):
+        return FlashTrainingRows(lengths, like.device)
+    return TrainingRows(lengths, SOFTMAX[implementation], like.device)
+
+
+class FlashTrainingRows:
+    """Causal attention within each row of a packed line, without padding: torch's own variable-length kernel."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device):
+        self._longest = max(lengths)
+        ends = torch.tensor([0, *lengths]).cumsum(0)
+        self._ends = ends.to(device, torch.int32, non_blocking=True)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        q, k, v = (x.transpose(0, 1) for x in (query, key, value))  # [N, heads, D]
+        return torch.ops.aten._flash_attention_forward(
+            q, k, v, self._ends, self._ends, self._longest, self._longest, 0.0, True, False, scale=scaling
+        )[0]
+
+
 class TrainingRows:
     """Causal attention within each row of a packed line: rows are padded for the softmax alone."""
 

@@ -41,6 +41,10 @@ def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature:
     weight: LM head  # [V, H]
     targets: token ids  # [M]
     """
+    if hidden.device.type == "cuda":
+        from modeling.logprob_kernel import FusedLogprobs  # needs Triton, which comes with torch's CUDA builds
+
+        return TokenLogprobs(*FusedLogprobs.apply(hidden, weight, targets, temperature))
     chunk = max(1, CHUNK_LOGITS // weight.shape[0])
     if hidden.shape[0] <= chunk:
         return TokenLogprobs(*_chunk_logprobs(hidden, weight, targets, temperature))

@@ -40,12 +40,12 @@ class Decoder(Protocol):
 
     pipelined: `submit` may be called once more before the step before is read; a row that drew in that step then names
     `LAST_DRAW` as its token. Steps are computed in the order of submission.
-    truncation: `SamplingConfig.truncation`, empty in training; one that cannot truncate may leave it out
+    An evaluation that truncates passes `SamplingConfig.truncation` too; main.py then takes a decoder that knows it.
     """
 
     pipelined: bool
 
-    def submit(self, chunks: Sequence[Chunk], temperature: float, **truncation: Any) -> Pending: ...
+    def submit(self, chunks: Sequence[Chunk], temperature: float) -> Pending: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class RolloutStats:
 
 
 @dataclass(slots=True)
-class _OpenTurn:
+class OpenTurn:
     """A turn whose calls are running. Items keep the order in which the model wrote them."""
 
     episode: Episode
@@ -86,6 +86,8 @@ class _Flight:
 class RolloutEngine:
     """Samples trajectories. One per process; `decoder` holds the cache of `num_pages` pages."""
 
+    run_type: type[RolloutRun]  # set below; a benchmark puts one here that follows a script instead of a policy
+
     def __init__(
         self,
         decoder: Decoder,
@@ -96,12 +98,13 @@ class RolloutEngine:
         page_size: int,
         num_pages: int,
         prefill_tokens: int,
+        forced_tokens: int = 0,
         deterministic: bool = False,
     ):
         self._decoder, self._chat, self._tool = decoder, chat, tool
         self._limits = {
             "decode_rows": decode_rows, "page_size": page_size, "num_pages": num_pages,
-            "prefill_tokens": prefill_tokens,
+            "prefill_tokens": prefill_tokens, "forced_tokens": forced_tokens,
         }  # fmt: skip
         self._deterministic = deterministic
         self.stats = RolloutStats()
@@ -110,7 +113,7 @@ class RolloutEngine:
         """Samples `n_samples_per_prompt` trajectories of each prompt; ordered by (prompt, sample)."""
         started = time.perf_counter()
         self.stats = RolloutStats()
-        run = _Run(self._chat, self._tool, Scheduler(**self._limits), sampling, request, self.stats)
+        run = self.run_type(self._chat, self._tool, Scheduler(**self._limits), sampling, request, self.stats)
         flying: _Flight | None = None  # a step that is computed and not read
         while run.take_more() or run.scheduler.num_unfinished:
             run.deliver(wait_for_all=self._deterministic)
@@ -137,8 +140,8 @@ class RolloutEngine:
         """Nothing to free: the tool and the model belong to main.py."""
 
 
-class _Run:
-    """The state of one `generate`."""
+class RolloutRun:
+    """The state of one `generate`: which trajectories this process has taken and where each stands."""
 
     def __init__(
         self,
@@ -154,7 +157,7 @@ class _Run:
         self._chat, self._tool, self._sampling, self._stats = chat, tool, sampling, stats
         self._request, self._exhausted = request, False
         self._episodes: dict[int, Episode] = {}  # by order
-        self._open: list[_OpenTurn] = []  # in order of submission
+        self.open_turns: list[OpenTurn] = []  # in order of submission
 
     def take_more(self) -> bool:
         """Takes trajectories while rows are free for them, and a group more, whose siblings then share a prompt.
@@ -169,13 +172,17 @@ class _Run:
                 self._exhausted = True
                 break
             prompt, step = self._request.prompts[index], self._request.policy_step
-            episode = Episode(
-                prompt, prompt_index=index, sample_index=sample_index, policy_step=step, sampling=self._sampling
-            )
+            episode = self.new_episode(prompt, index, sample_index)
             self._episodes[order] = episode
             key = row_key(self._sampling.seed, step, index, sample_index)
             self.scheduler.add(Slot(order, index, len(prompt), episode.tokens, key))
         return len(self._episodes) > before
+
+    def new_episode(self, prompt: Sequence[int], prompt_index: int, sample_index: int) -> Episode:
+        return Episode(
+            prompt, prompt_index=prompt_index, sample_index=sample_index, policy_step=self._request.policy_step,
+            sampling=self._sampling,
+        )  # fmt: skip
 
     def expect(self, plan: list[tuple[Slot, Chunk]], pending: Pending) -> _Flight:
         """Notes what a submitted step will draw, so that the next one can be planned before it is read."""
@@ -203,24 +210,24 @@ class _Run:
             episode.stop_drawing()
             if end is TurnEnd.FULL:
                 episode.close_turn(ended=False)
-                self._finish(slot, StopReason.CONTEXT_FULL)
+                self.finish(slot, StopReason.CONTEXT_FULL)
             else:
-                self._end_turn(slot, episode, ended=end is TurnEnd.ENDED)
+                self.end_turn(slot, episode, ended=end is TurnEnd.ENDED)
 
-    def _end_turn(self, slot: Slot, episode: Episode, ended: bool) -> None:
+    def end_turn(self, slot: Slot, episode: Episode, ended: bool) -> None:
         items = self._chat.parse(self._chat.decode(episode.turn_ids)).items if self._tool else ()
         if not items:
             episode.close_turn(ended=ended)
-            self._finish(slot, StopReason.ANSWERED if ended else StopReason.TURN_TOKENS)
+            self.finish(slot, StopReason.ANSWERED if ended else StopReason.TURN_TOKENS)
         elif episode.is_last_turn:
             episode.close_turn(ended=ended)
             readable = any(isinstance(item, Call) for item in items)
-            self._finish(slot, StopReason.TURN_LIMIT if readable else StopReason.BAD_CALL)
+            self.finish(slot, StopReason.TURN_LIMIT if readable else StopReason.BAD_CALL)
         else:
             self.scheduler.park(slot)
-            self._open.append(self._submit_calls(slot, episode, ended, items))
+            self.open_turns.append(self._submit_calls(slot, episode, ended, items))
 
-    def _submit_calls(self, slot: Slot, episode: Episode, ended: bool, items: Sequence[Call | CallError]) -> _OpenTurn:
+    def _submit_calls(self, slot: Slot, episode: Episode, ended: bool, items: Sequence[Call | CallError]) -> OpenTurn:
         assert self._tool is not None
         calls: list[tuple[Call | CallError, int]] = []
         futures: list[concurrent.futures.Future[Any] | None] = []
@@ -228,23 +235,23 @@ class _Run:
             seed = call_seed(slot.key, episode.turn_index, number)
             calls.append((item, seed))
             futures.append(self._tool.submit(item.arguments["code"], seed=seed) if isinstance(item, Call) else None)
-        return _OpenTurn(episode, slot, ended, calls, futures)
+        return OpenTurn(episode, slot, ended, calls, futures)
 
     def deliver(self, wait_for_all: bool) -> None:
         """Picks up turns whose calls are done, in order of submission."""
         if wait_for_all:
             concurrent.futures.wait(self._pending())
-        ready = [turn for turn in self._open if turn.is_done()]
-        self._open = [turn for turn in self._open if turn not in ready]
+        ready = [turn for turn in self.open_turns if turn.is_done()]
+        self.open_turns = [turn for turn in self.open_turns if turn not in ready]
         for turn in ready:
-            self._deliver_turn(turn)
+            self.deliver_turn(turn)
 
-    def _deliver_turn(self, turn: _OpenTurn) -> None:
+    def deliver_turn(self, turn: OpenTurn) -> None:
         self._stats.tool_seconds += time.perf_counter() - turn.submitted
         calls = tuple(_tool_call(item, seed, f) for (item, seed), f in zip(turn.calls, turn.futures, strict=True))
         turn.episode.close_turn(ended=turn.ended, calls=calls)
         if any(call.status == "infra" for call in calls):
-            self._finish(turn.slot, StopReason.TOOL_INFRA)
+            self.finish(turn.slot, StopReason.TOOL_INFRA)
             return
         has_end = turn.episode.tokens[-1] == self._chat.end_of_turn_id  # a cut turn, or <|endoftext|>, lacks it
         suffix = self._chat.suffix_ids([call.text for call in calls], ended=has_end)
@@ -252,7 +259,7 @@ class _Run:
             turn.episode.append_suffix(suffix)
             self.scheduler.resume(turn.slot)
         else:
-            self._finish(turn.slot, StopReason.CONTEXT_FULL)
+            self.finish(turn.slot, StopReason.CONTEXT_FULL)
 
     def wait_for_a_tool(self) -> None:
         started = time.perf_counter()
@@ -260,11 +267,16 @@ class _Run:
         self._stats.idle_seconds += time.perf_counter() - started
 
     def _pending(self) -> list[concurrent.futures.Future[Any]]:
-        return [future for turn in self._open for future in turn.futures if future is not None and not future.done()]
+        return [
+            future for turn in self.open_turns for future in turn.futures if future is not None and not future.done()
+        ]
 
-    def _finish(self, slot: Slot, stop: StopReason) -> None:
+    def finish(self, slot: Slot, stop: StopReason) -> None:
         self.records.append(self._episodes.pop(slot.order).finish(stop))
         self.scheduler.finish(slot)
+
+
+RolloutEngine.run_type = RolloutRun
 
 
 def call_seed(key: tuple[int, int], turn: int, call: int) -> int:

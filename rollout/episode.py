@@ -55,9 +55,13 @@ class Episode:
             return TurnEnd.ENDED
         if self.known >= self._sampling.context_length:
             return TurnEnd.FULL
-        if self.known - self._turn_start >= self._sampling.max_new_tokens:
+        if self.known - self._turn_start >= self.max_turn_tokens:
             return TurnEnd.CUT
         return TurnEnd.OPEN
+
+    @property
+    def max_turn_tokens(self) -> int:
+        return self._sampling.max_new_tokens
 
     @property
     def turn_ids(self) -> list[int]:

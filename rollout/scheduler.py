@@ -42,10 +42,16 @@ class Sequence:
 
 
 class Scheduler:
-    def __init__(self, *, decode_rows: int, page_size: int, num_pages: int, prefill_tokens: int):
-        """num_pages counts the scratch page; see `PageAllocator`."""
+    def __init__(
+        self, *, decode_rows: int, page_size: int, num_pages: int, prefill_tokens: int, forced_tokens: int = 0
+    ):
+        """num_pages counts the scratch page (`PageAllocator`).
+
+        prefill_tokens: most tokens of longer chunks in one step. forced_tokens: so few new tokens are fed one a step
+        beside the rows that sample, which costs this row some steps and no other row anything; 0: never.
+        """
         self._allocator = PageAllocator(num_pages)
-        self._page_size, self._prefill_tokens = page_size, prefill_tokens
+        self._page_size, self._prefill_tokens, self._forced_tokens = page_size, prefill_tokens, forced_tokens
         self._rows = list(range(decode_rows - 1, -1, -1))
         self._waiting: list[Sequence] = []  # by order
         self._running: list[Sequence] = []  # by order
@@ -99,7 +105,9 @@ class Scheduler:
             if sequence.row is None:  # an older one has just taken its pages
                 continue
             length = len(sequence.tokens) - sequence.computed
-            if length > 1:
+            if length <= self._forced_tokens:
+                length = min(length, 1)
+            elif length > 1:
                 length = min(length, budget)
                 budget -= length
             if length == 0:

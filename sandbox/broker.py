@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import selectors
-import signal
 import socket
 import sys
 import time
@@ -20,10 +20,15 @@ from collections import deque
 from typing import Any
 
 from sandbox import control, limits, wire
-from sandbox.pool import Outcome, Pool, Slot
+from sandbox.fork_server import Outcome, Slot
+from sandbox.pool import MAX_FAILURES, Pool
 
 DRAIN_S = (0.004, 0.02)  # pause between two looks at a running call's output: after output came, and at most
 PARENT_CHECK_S = 0.5
+DESCRIPTORS = 4096
+DISK_CHECK_S = 0.05  # where the scratch folder is not a tmpfs with a size of its own
+OBEY_S = 5.0  # a killed child is dead by then, or its zygote is lost
+_KILLER: Outcome = ("crash", False, 0, 0.0, "it ended the tool's own process")
 _INFRA: Outcome = ("infra", False, 0, 0.0, "Infra")
 
 
@@ -31,17 +36,9 @@ class Call:
     """One call on its way: as it came from the trainer, and what the clock says."""
 
     __slots__ = (
-        "attempts",
-        "code",
-        "deadline",
-        "ident",
-        "next_drain",
-        "pause",
-        "seed",
-        "started",
-        "submitted",
-        "timeout_s",
-    )
+        "attempts", "code", "deadline", "ident", "next_disk_check", "next_drain", "pause", "seed", "started",
+        "submitted", "timeout_s",
+    )  # fmt: skip
 
     def __init__(self, header: dict[str, Any], code: bytes, now: float):
         self.ident: int = header["id"]
@@ -50,7 +47,7 @@ class Call:
         self.code = code
         self.attempts = 0
         self.submitted = now
-        self.started = self.deadline = self.next_drain = 0.0
+        self.started = self.deadline = self.next_drain = self.next_disk_check = 0.0
         self.pause = DRAIN_S[0]
 
 
@@ -66,9 +63,7 @@ class Broker:
         self._selector.register(sock, selectors.EVENT_READ, (self._trainer, None))
         self._queue: deque[Call] = deque()
         self._running: set[Slot] = set()
-        self._pool = Pool(
-            self._selector, config["zygote"], config["spares"], config["low_water"], self._finished, self._lost
-        )
+        self._pool = Pool(self._selector, config, self._finished, self._lost)
         self._open = True
         self._retried = 0
         self._greeted = False
@@ -81,25 +76,25 @@ class Broker:
                 handler, argument = key.data
                 handler(argument)
             now = time.monotonic()
-            pause = min(self._watch(now), PARENT_CHECK_S)
-            self._dispatch()
-            pause = min(pause, self._pool.tend(bool(self._queue)))
+            self._dispatch(now)
+            pause = min(self._watch(now), self._pool.tend(bool(self._queue), now), PARENT_CHECK_S)
             self._greet()
             self._flush()
             if os.getppid() != parent:
                 break
         self._pool.stop()
+        if os.getppid() != parent:
+            with contextlib.suppress(OSError):
+                os.rmdir(self._config["scratch"])  # nobody else is left to do it
 
     def _greet(self) -> None:
-        """Tells the trainer, once, that calls can be served, or why not."""
-        zygote = self._pool.zygote
-        if self._greeted:
-            return
-        if self._pool.error:
-            self._send({"op": "failed", "error": self._pool.error})
+        """Tells the trainer once that calls can be served; and when they cannot, why."""
+        pool = self._pool
+        if pool.failures and (not self._greeted or pool.failures >= MAX_FAILURES):
+            self._send({"op": "failed", "error": pool.error})
             self._open = False
-        elif zygote is not None and zygote.hello is not None:
-            self._send({"op": "hello", "hello": zygote.hello})
+        elif not self._greeted and pool.current is not None and pool.spares():
+            self._send({"op": "hello", "hello": pool.current.hello})
             self._greeted = True
 
     def _trainer(self, _: None) -> None:
@@ -117,58 +112,58 @@ class Broker:
             if header["op"] == "call":
                 self._queue.append(Call(header, payload, now))
             else:
-                self._send({"op": "stats", "id": header["id"]} | self._stats())
+                self._send({"op": "answer", "id": header["id"], "stats": self._stats()})
 
     def _stats(self) -> dict[str, Any]:
-        zygote = self._pool.zygote
+        current = self._pool.current
         return {
             "queued": len(self._queue), "running": len(self._running), "spares": self._pool.spares(),
-            "retried": self._retried, "zygote_restarts": max(self._pool.restarts, 0),
-            "zygote_pid": zygote.process.pid if zygote else 0,
+            "retried": self._retried, "zygotes_started": self._pool.started,
+            "zygote_pid": (current.hello or {}).get("pid", 0) if current else 0,
         }  # fmt: skip
 
-    def _dispatch(self) -> None:
+    def _dispatch(self, now: float) -> None:
         while self._queue and len(self._running) < self._config["max_running"]:
             slot = self._pool.take()
             if slot is None:
                 return
-            call = self._queue.popleft()
-            slot.call, slot.state = call, "running"
-            call.started = time.monotonic()
-            call.deadline = call.started + call.timeout_s
-            call.next_drain = call.started + call.pause
-            head = control.PROGRAM.pack(
-                len(call.code),
-                call.seed,
-                call.timeout_s,
-                self._config["show_last_value"],
-                self._config["import_filter"],
-            )
+            slot.call = call = self._queue.popleft()
+            call.started = now
+            call.deadline = now + call.timeout_s
+            call.next_drain = now + call.pause
+            call.next_disk_check = now
+            last, filtered = self._config["show_last_value"], self._config["import_filter"]
+            head = control.PROGRAM.pack(len(call.code), call.seed, call.timeout_s, last, filtered)
             self._running.add(slot)
-            slot.control.setblocking(True)  # the child waits in read, so at most 64 KiB go through at once
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead this moment; the zygote reports it
-                slot.control.sendall(head + call.code)
-            slot.control.setblocking(False)
+            slot.give(head + call.code)
 
     def _watch(self, now: float) -> float:
         """Reads output and ends what is over a limit; returns seconds until it has to look again."""
         pause = PARENT_CHECK_S
-        for slot in self._running:
+        for slot in list(self._running):
             call = slot.call
-            if now >= call.next_drain and not slot.verdict:
+            if slot.verdict:
+                if now - slot.killed_at > OBEY_S:
+                    self._pool.lose(slot.zygote, "it does not obey")
+                continue
+            if now >= call.next_drain:
                 came = slot.out.drain(limits.OUTPUT_BYTES) + slot.err.drain(limits.OUTPUT_BYTES)
                 call.pause = DRAIN_S[0] if came else min(2 * call.pause, DRAIN_S[1])
                 call.next_drain = now + call.pause
-                if slot.out.total_bytes + slot.err.total_bytes > limits.OUTPUT_BYTES:
-                    self._end(slot, "output_limit")
-            if now >= call.deadline and not slot.verdict:
-                self._end(slot, "timeout")
-            if not slot.verdict:
-                pause = min(pause, call.next_drain - now, call.deadline - now)
+            if slot.out.total_bytes + slot.err.total_bytes > limits.OUTPUT_BYTES:
+                self._end(slot, "output_limit", now)
+            elif now >= call.deadline:
+                self._end(slot, "timeout", now)
+            elif now >= call.next_disk_check:
+                call.next_disk_check = now + DISK_CHECK_S
+                if slot.scratch() and limits.disk_bytes(slot.scratch()) > limits.FILE_BYTES:
+                    self._end(slot, "disk_limit", now)
+            pause = min(pause, call.next_drain - now, call.deadline - now)
         return max(pause, 0.0)
 
-    def _end(self, slot: Slot, verdict: str) -> None:
+    def _end(self, slot: Slot, verdict: str, now: float) -> None:
         slot.verdict = verdict
+        slot.killed_at = now
         slot.zygote.kill(slot)
 
     def _finished(self, slot: Slot) -> None:
@@ -176,19 +171,23 @@ class Broker:
         self._running.discard(slot)
         for stream in (slot.out, slot.err):
             stream.drain(limits.OUTPUT_BYTES)
-        pieces = [*slot.out.pieces(), *slot.err.pieces()]
-        self._answer(slot.call, slot.outcome or _INFRA, [slot.out.cut_chars, slot.err.cut_chars], pieces)
+        out, out_cut, out_tail = slot.out.pieces()
+        err, err_cut, err_tail = slot.err.pieces()
+        self._answer(slot.call, slot.outcome or _INFRA, [out_cut, err_cut], [out, out_tail, err, err_tail])
         self._pool.retire(slot)
 
-    def _lost(self, call: Call) -> None:
-        """The fork server died under a call: once more, then it is the sandbox's failure."""
+    def _lost(self, call: Call, shielded: bool) -> None:
+        """The fork server died under a call: once more, then it is the sandbox's failure.
+
+        Where no layer keeps a program from killing the fork server, a second death is taken for the program's deed.
+        """
         self._running = {slot for slot in self._running if slot.call is not call}
         call.attempts += 1
         if call.attempts < 2:
             self._retried += 1
             self._queue.appendleft(call)
-            return
-        self._answer(call, _INFRA, [0, 0], [b""] * 4)
+        else:
+            self._answer(call, _INFRA if shielded else _KILLER, [0, 0], [b""] * 4)
 
     def _answer(self, call: Call, outcome: Outcome, cut: list[int], pieces: list[bytes]) -> None:
         status, shown, code, cpu_s, error_type = outcome
@@ -230,9 +229,12 @@ class Broker:
 
 
 def main(fd: int) -> None:
-    """Runs a broker on the socket `fd`; its config is the line after the socket's number."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; the socket's end is ours
+    """Runs a broker on the socket `fd`; its config is the program's argument, as JSON."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < DESCRIPTORS:  # three for each child
+        resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS if hard < 0 else min(DESCRIPTORS, hard), hard))
     sock = socket.socket(fileno=fd)
     config = json.loads(sys.argv[1])
+    config["zygote"]["scratch"] = config["scratch"]
     sock.setblocking(False)
     Broker(sock, config).serve()

@@ -13,7 +13,7 @@ import struct
 
 ORDER = struct.Struct("<cI")  # order, slot
 FORK, KILL = b"F", b"K"
-DEATH = struct.Struct("<IidI")  # slot, wait status, CPU seconds, peak RSS in KiB
+DEATH = struct.Struct("<IidQ")  # slot, wait status, CPU seconds, peak resident bytes
 PROGRAM = struct.Struct("<IQdBB")  # code bytes, seed, time limit in seconds, show last value, filter imports
 OUTCOME = struct.Struct("<cBid64s")  # letter, value shown, exit code, CPU seconds, error type (UTF-8, zero padded)
 READY = b"R"

@@ -10,11 +10,11 @@ import _ast
 from collections.abc import Iterator
 
 _ALLOWED_WORDS = """
-    __future__ abc array base64 bisect calendar cmath collections contextlib copy csv cvxpy
-    dataclasses datetime decimal difflib enum fractions functools gmpy2 hashlib heapq io itertools
-    json keyword math mpmath networkx numbers numpy operator pandas pprint queue random re scipy
-    secrets shapely statistics string struct sympy sys textwrap time traceback types typing
-    unicodedata uuid warnings zlib
+    __future__ abc array base64 bisect calendar cmath collections contextlib copy csv cvxpy dataclasses
+    datetime decimal difflib enum fractions functools gmpy2 graphlib hashlib heapq html io itertools json
+    keyword math matplotlib more_itertools mpmath networkx numbers numpy operator ortools pandas pprint pulp
+    queue random re scipy secrets shapely sklearn sortedcontainers statistics statsmodels string struct sympy
+    sys textwrap time timeit traceback types typing unicodedata uuid warnings z3 zlib
 """
 ALLOWED = frozenset(_ALLOWED_WORDS.split())
 _NAMES = frozenset({"__import__", "__builtins__", "__loader__", "__spec__", "open"})
@@ -25,10 +25,13 @@ _ATTRIBUTES = frozenset(
 _TRIGGERS = ("import", "__", "open", "tb_frame", "f_back", "f_globals")
 
 
-def refusal(text: str, *trees: object) -> str:
+def may_refuse(text: str) -> bool:
+    """Whether the tree has to be looked at; a program without any trigger word is spared the cost of one."""
+    return not text.isascii() or any(word in text for word in _TRIGGERS)
+
+
+def refusal(*trees: object) -> str:
     """Why the program is refused, in words for the model; empty when it is not."""
-    if text.isascii() and not any(word in text for word in _TRIGGERS):
-        return ""
     for tree in trees:
         for node in _walk(tree) if isinstance(tree, _ast.AST) else ():
             reason = _reason(node)

@@ -7,21 +7,22 @@ that are alive at exit do not run, since a hanging `__del__` must not turn a fin
 
 from __future__ import annotations
 
+import _sitebuiltins
 import atexit
 import builtins
 import contextlib
 import io
 import linecache
-import random
+import os
 import sys
 import traceback
 import types
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
-from sandbox import control, imports, limits, source
+from sandbox import control, imports, limits, processes, seeds, source
 
 FILE = "<python>"  # the program's file name in tracebacks
-_DEFAULT_HOOK = sys.excepthook
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class Outcome(NamedTuple):
@@ -31,61 +32,77 @@ class Outcome(NamedTuple):
     shown: bool = False  # a bare last expression was printed
 
 
-def run(code: bytes, seed: int, show_last: bool, filter_imports: bool) -> Outcome:
-    """Executes UTF-8 source (lone surrogates allowed) and returns its outcome; output is flushed when it returns."""
-    stdout, stderr = _open(1), _open(2)
-    stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")  # /dev/null
-    for name, stream in (("stdin", stdin), ("stdout", stdout), ("stderr", stderr)):
+def prepare() -> None:
+    """Once, in the fork server: the standard streams of all children, and warm caches for the common path.
+
+    Descriptor 1 leads nowhere here. Measured: a fifth less CPU per call than without the rehearsal.
+    """
+    streams = {
+        "stdin": io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8"),  # /dev/null
+        "stdout": _writer(1),
+        "stderr": _writer(2),
+    }
+    for name, stream in streams.items():
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, ""))
+    builtins.help = _sitebuiltins._Helper()
+    main = sys.modules["__main__"]
+    finders = list(sys.meta_path)
+    for code in (b"print(47*83+29)", b"import math\nprint(math.sqrt(2))") * 10:  # code is specialized after eight runs
+        run(code, 0, False, True, wind_down=False)  # children need their threads and atexit functions
+    sys.modules["__main__"] = main
+    sys.meta_path[:] = finders
+
+
+def _writer(fd: int) -> io.TextIOWrapper:
+    return io.TextIOWrapper(
+        io.BufferedWriter(io.FileIO(fd, "w", closefd=False)),
+        encoding="utf-8",
+        errors="backslashreplace",
+        line_buffering=True,
+    )
+
+
+def run(code: bytes, seed: int, show_last: bool, filter_imports: bool, *, wind_down: bool = True) -> Outcome:
+    """Executes UTF-8 source (lone surrogates allowed) and returns its outcome; output is flushed when it returns."""
+    stdout, stderr = sys.stdout, sys.stderr
     try:
         outcome = _run(code, seed, show_last, filter_imports)
     except BaseException as error:  # whatever a program raises is its own result, never this process's failure
         outcome = _report(error, stderr)
-    for written in (sys.stdout, sys.stderr, stdout, stderr):
+    if wind_down:
+        _wind_down()
+    for written in {stdout, stderr, sys.stdout, sys.stderr}:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # the program closed or replaced it
             written.flush()
     return outcome
 
 
-def _open(fd: int) -> io.TextIOWrapper:
-    return io.TextIOWrapper(
-        io.BufferedWriter(io.FileIO(fd, "w", closefd=False)),
-        encoding="utf-8", errors="backslashreplace", line_buffering=True,
-    )  # fmt: skip
-
-
 def _run(code: bytes, seed: int, show_last: bool, filter_imports: bool) -> Outcome:
     text = source.unwrap(code.decode("utf-8", "surrogatepass"))
     linecache.cache[FILE] = (len(text), None, text.splitlines(keepends=True), FILE)
+    filter_imports = filter_imports and imports.may_refuse(text)
     body, last = source.parse(text, FILE, show_last, filter_imports)
     if filter_imports:
-        refusal = imports.refusal(text, body, last)
+        refusal = imports.refusal(body, last)
         if refusal:
             sys.stderr.write(f"Refused: {refusal}\n")
             return Outcome(control.REFUSED, "Refused")
+    program = source.finish(body, FILE, "exec")
+    expression = source.finish(last, FILE, "eval") if last is not None else None  # before anything runs
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
-    _seed(seed)
-    shown = False
-    try:
-        exec(source.finish(body, FILE, "exec"), main.__dict__)
-        if last is not None:
-            value = eval(source.finish(last, FILE, "eval"), main.__dict__)
-            if value is not None:
-                sys.stdout.write(f"{value!r}\n")
-                shown = True
-    finally:
-        _wind_down()
-    return Outcome(control.OK, shown=shown)
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed(seed % 2**32)
+    seeds.seed(seed)
+    exec(program, main.__dict__)
+    if expression is None:
+        return Outcome(control.OK)
+    value = eval(expression, main.__dict__)
+    if value is not None:
+        sys.stdout.write(f"{value!r}\n")
+    return Outcome(control.OK, shown=value is not None)
 
 
 def _wind_down() -> None:
@@ -96,19 +113,35 @@ def _wind_down() -> None:
     atexit._run_exitfuncs()
 
 
-def _report(error: BaseException, stderr: io.TextIOWrapper) -> Outcome:
+def _report(error: BaseException, stderr: TextIO) -> Outcome:
     if isinstance(error, SystemExit):
         return _exit(error, stderr)
     limits.allow_headroom()
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != FILE:
-        trace = trace.tb_next  # the frames above the program are ours
-    stderr.write("".join(traceback.format_exception(type(error), error, trace)))
+    stderr.write("".join(_traced(error).format()))
+    if isinstance(error, processes.Refused):
+        return Outcome(control.REFUSED, "Refused")
     letter = control.OUT_OF_MEMORY if isinstance(error, MemoryError) else control.ERROR
     return Outcome(letter, type(error).__name__)
 
 
-def _exit(error: SystemExit, stderr: io.TextIOWrapper) -> Outcome:
+def _traced(error: BaseException) -> traceback.TracebackException:
+    """Python's own traceback, of the error and of those it came from, without the frames of this package."""
+    traced = traceback.TracebackException.from_exception(error, compact=True)
+    todo: list[traceback.TracebackException | None] = [traced]
+    seen = set()
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        frames = [frame for frame in one.stack if not frame.filename.startswith(_OURS)]
+        if len(frames) < len(one.stack):
+            one.stack = traceback.StackSummary.from_list(frames)
+        todo += [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
+    return traced
+
+
+def _exit(error: SystemExit, stderr: TextIO) -> Outcome:
     code = error.code
     if code is None or code == 0:
         return Outcome(control.OK)

@@ -97,6 +97,8 @@ def _note(answer: dict[str, Any]) -> str:
         return f"Crashed: signal {error_type}" if error_type.startswith("SIG") else f"Crashed: {error_type}"
     if status == "exit":
         return f"Exited with status {answer['code']}"
+    if error_type == "DiskLimit":
+        return f"OSError: [Errno 28] No space left on device: more than {limits.FILE_BYTES >> 20} MiB of files"
     if status == "out_of_memory" and error_type == "OutOfMemory":
         return "MemoryError: the program used too much memory and was stopped"
     return ""

@@ -10,14 +10,14 @@ from typing import cast
 def unwrap(text: str) -> str:
     """Removes a byte-order mark, and a Markdown fence that is opened on the first line and closed on the last."""
     text = text.removeprefix("\ufeff")
-    stripped = text.strip()
-    if not (stripped.startswith("```") and stripped.endswith("```")):
-        return text
-    first, newline, rest = stripped.partition("\n")
-    body, closing_newline, last = rest.rpartition("\n")
-    if not newline or "`" in first[3:] or (last.strip() != "```"):
-        return text
-    return body + closing_newline
+    opening, _, rest = text.strip().partition("\n")
+    body, newline, closing = rest.rpartition("\n")
+    for mark in "`~":
+        fence = mark * (len(opening) - len(opening.lstrip(mark)))
+        info = opening[len(fence) :]
+        if len(fence) >= 3 and mark not in info and closing.startswith(fence) and not closing.strip(mark + " "):
+            return body + newline
+    return text
 
 
 def parse(

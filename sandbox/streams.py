@@ -12,13 +12,13 @@ _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes that continue a UTF-8 characte
 class Stream:
     """Reads a non-blocking pipe end into at most HEAD_BYTES + 2 * TAIL_BYTES of memory."""
 
-    __slots__ = ("cut_chars", "ended", "fd", "head", "tail", "total_bytes")
+    __slots__ = ("_cut_bytes", "_cut_chars", "_head", "_tail", "ended", "fd", "total_bytes")
 
     def __init__(self, fd: int):
         self.fd = fd
-        self.head = bytearray()
-        self.tail = bytearray()
-        self.cut_chars = 0  # whole UTF-8 characters dropped between head and tail
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._cut_bytes = self._cut_chars = 0  # dropped between head and tail; characters by their first bytes
         self.total_bytes = 0
         self.ended = False
 
@@ -38,30 +38,32 @@ class Stream:
 
     def _keep(self, data: bytes) -> None:
         self.total_bytes += len(data)
-        room = HEAD_BYTES - len(self.head)
+        room = HEAD_BYTES - len(self._head)
         if room > 0:
-            self.head += data[:room]
+            self._head += data[:room]
             data = data[room:]
-        self.tail += data
-        if len(self.tail) > 2 * TAIL_BYTES:
+        self._tail += data
+        if len(self._tail) > 2 * TAIL_BYTES:
             self._cut()
 
     def _cut(self) -> None:
-        excess = len(self.tail) - TAIL_BYTES
+        excess = len(self._tail) - TAIL_BYTES
         if excess > 0:
-            self.cut_chars += len(self.tail[:excess].translate(None, _CONTINUATION))
-            del self.tail[:excess]
+            self._cut_bytes += excess
+            self._cut_chars += len(self._tail[:excess].translate(None, _CONTINUATION))
+            del self._tail[:excess]
 
-    def pieces(self) -> tuple[bytes, bytes]:
-        """Head and tail; where characters were cut, both end on whole UTF-8 characters."""
+    def pieces(self) -> tuple[bytes, int, bytes]:
+        """Head, how many characters are missing after it, tail. Where some are, both hold whole characters only."""
         self._cut()
-        if not self.cut_chars:
-            return bytes(self.head + self.tail), b""
-        head, tail = bytes(self.head), bytes(self.tail)
-        return head[: len(head) - _unfinished(head)], tail[_continued(tail) :]
+        if not self._cut_bytes:
+            return bytes(self._head + self._tail), 0, b""
+        unfinished = _unfinished(self._head)
+        head = bytes(self._head[: len(self._head) - unfinished])
+        return head, self._cut_chars + bool(unfinished), bytes(self._tail[_continued(self._tail) :])
 
 
-def _unfinished(data: bytes) -> int:
+def _unfinished(data: bytearray) -> int:
     """How many bytes at the end begin a UTF-8 character that is not complete."""
     for back in range(1, min(4, len(data) + 1)):
         byte = data[-back]
@@ -73,7 +75,7 @@ def _unfinished(data: bytes) -> int:
     return 0
 
 
-def _continued(data: bytes) -> int:
+def _continued(data: bytearray) -> int:
     """How many bytes at the start belong to a character that began before."""
     count = 0
     while count < min(3, len(data)) and 0x80 <= data[count] < 0xC0:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():  # before anything imports triton: its kernels then run in the interpreter
+    os.environ["TRITON_INTERPRET"] = "1"
+
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.utils import logging as transformers_logging
 

@@ -19,6 +19,7 @@ from data import (
     load_problems,
     render_prompts,
 )
+from minibatch import token_weights
 from tests.builders import record, scored
 
 CONFIG = DataConfig(path="unused")
@@ -179,13 +180,17 @@ def flat(ranks) -> dict[int, tuple[float, float]]:
     return tokens
 
 
-@pytest.mark.parametrize("policy", ["dapo", "grpo"])
+def deal(step, policy: str, max_tokens: int, world: int, leave_out_equal: bool = True):
+    return collate(step, token_weights(step, policy, 8), max_tokens, world, leave_out_equal)
+
+
+@pytest.mark.parametrize("policy", ["dapo", "grpo", "dr_grpo"])
 def test_every_split_trains_the_same_tokens_with_the_same_weights(policy):
     step = step_of(LENGTHS, ADVANTAGES)
-    whole = flat(collate(step, policy, 1000, 1))
+    whole = flat(deal(step, policy, 1000, 1))
     for max_tokens in (8, 9, 16):
         for world in (1, 2, 3, 5):
-            ranks = collate(step, policy, max_tokens, world)
+            ranks = deal(step, policy, max_tokens, world)
             assert flat(ranks) == whole
             assert len({len(batches) for batches in ranks}) == 1
             assert all(sum(b.lengths) <= max_tokens for batches in ranks for b in batches)
@@ -193,25 +198,25 @@ def test_every_split_trains_the_same_tokens_with_the_same_weights(policy):
 
 def test_dapo_weighs_every_token_of_the_step_alike():
     step = step_of(LENGTHS, ADVANTAGES)
-    weights = {w for _, w in flat(collate(step, "dapo", 1000, 1)).values()}
+    weights = {w for _, w in flat(deal(step, "dapo", 1000, 1)).values()}
     assert weights == {torch.tensor(1 / sum(LENGTHS)).item()}  # rows of advantage 0 count in the denominator
 
 
 def test_grpo_weighs_every_trajectory_alike():
     step = step_of(LENGTHS, ADVANTAGES)
     sums = {}
-    for target, (_, weight) in flat(collate(step, "grpo", 1000, 1)).items():
+    for target, (_, weight) in flat(deal(step, "grpo", 1000, 1)).items():
         sums[target // 100] = sums.get(target // 100, 0.0) + weight
     assert sums.keys() == {i for i, a in enumerate(ADVANTAGES) if a}
     assert all(abs(total - 1 / len(LENGTHS)) < 1e-6 for total in sums.values())
 
 
 def test_a_rank_with_nothing_to_train_runs_batches_of_weight_zero():
-    ranks = collate(step_of([3, 3], [1.0, -1.0]), "dapo", 1000, 4)
+    ranks = deal(step_of([3, 3], [1.0, -1.0]), "dapo", 1000, 4)
     assert [float(batches[0].weights.sum()) > 0 for batches in ranks] == [True, True, False, False]
 
 
 def test_ranks_carry_equal_loads():
     step = step_of([50] * 4 + [10] * 20, [1.0, -1.0] * 12)
-    loads = [sum(sum(b.lengths) for b in batches) for batches in collate(step, "dapo", 60, 2)]
+    loads = [sum(sum(b.lengths) for b in batches) for batches in deal(step, "dapo", 60, 2)]
     assert loads[0] == loads[1]

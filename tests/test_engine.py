@@ -147,7 +147,7 @@ def test_recorded_log_probs_are_those_of_one_full_forward(reference, model):
     [
         {"rows": 1}, {"rows": 4}, {"rows": 3, "pages": 60}, {"page_size": 4, "pages": 700}, {"prefill": 7},
         {"pages": 12},  # one context of 160 tokens and one page: every other row is preempted again and again
-        {"deterministic": True},
+        {"deterministic": True}, {"forced_tokens": 30},
     ],
     ids=str,
 )  # fmt: skip
@@ -257,7 +257,9 @@ class LaggingDecoder(EagerDecoder):
         return self.unread.pop(0)
 
 
-@pytest.mark.parametrize("change", [{}, {"rows": 3}, {"rows": 1}, {"pages": 12}, {"prefill": 7}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{}, {"rows": 3}, {"rows": 1}, {"pages": 12}, {"prefill": 7}, {"forced_tokens": 20}], ids=str
+)
 def test_reading_draws_one_step_late_changes_nothing(model, chat, reference, change):
     pages = change.get("pages", 200)
     decoder = LaggingDecoder(model, PagedCache(model.config, pages, 16, model.dtype, "cpu"), "auto")

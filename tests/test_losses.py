@@ -1,78 +1,72 @@
-"""The policy loss against a direct fp64 restatement of its formula; a flipped term must be noticed."""
+"""Properties of the losses that need no oracle; their values are checked in test_objectives.py."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
 
-from losses import grpo_policy_loss
+from config import LossConfig
+from losses import clip_range, kl_penalty, policy_losses, row_means
 
-LOW, HIGH = 0.2, 0.28
-OLD = [-1.0, -0.5, -2.0, -0.1, -3.0, -0.7]
-RATIO = [1.0, 1.5, 1.5, 0.5, 0.5, 1.1]
-ADVANTAGE = [1.0, 1.0, -1.0, 1.0, -1.0, -0.5]
-WEIGHT = [0.1, 0.2, 0.1, 0.3, 0.2, 0.1]
-
-
-def oracle() -> tuple[float, list[float]]:
-    """Loss and its gradient by the log-probabilities, token by token."""
-    loss, gradient = 0.0, []
-    for ratio, advantage, weight in zip(RATIO, ADVANTAGE, WEIGHT, strict=True):
-        bounded = min(max(ratio, 1 - LOW), 1 + HIGH)
-        loss -= weight * min(ratio * advantage, bounded * advantage)
-        inside = ratio * advantage <= bounded * advantage
-        gradient.append(-weight * advantage * ratio if inside else 0.0)
-    return loss, gradient
+POLICIES = ("dapo", "grpo", "dr_grpo", "gspo", "cispo")
+ROWS = torch.tensor([0, 0, 0, 1, 1, 3])  # row 2 has no token
+ADVANTAGE = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, 0.5], dtype=torch.float64)
 
 
-def compute(old=OLD, ratio=RATIO, advantage=ADVANTAGE, weight=WEIGHT):
-    old = torch.tensor(old, dtype=torch.float64)
-    logprobs = (old + torch.tensor(ratio, dtype=torch.float64).log()).requires_grad_()
-    result = grpo_policy_loss(
-        logprobs,
-        old,
-        torch.tensor(advantage, dtype=torch.float64),
-        torch.tensor(weight, dtype=torch.float64),
-        LOW,
-        HIGH,
+def gradient(policy: str, ratio: float) -> torch.Tensor:
+    logprobs = torch.full((6,), -1.0, dtype=torch.float64, requires_grad=True)
+    old = logprobs.detach() - torch.tensor(ratio, dtype=torch.float64).log()
+    values = policy_losses(logprobs, old, ADVANTAGE, ROWS, 4, LossConfig(policy=policy)).values
+    return torch.autograd.grad(values.sum(), logprobs)[0]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_on_policy_every_loss_has_the_plain_policy_gradient(policy):
+    torch.testing.assert_close(gradient(policy, 1.0), -ADVANTAGE, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("policy", ("dapo", "grpo", "dr_grpo", "gspo"))
+def test_a_ratio_far_outside_has_no_gradient_on_the_side_it_left(policy):
+    assert gradient(policy, 3.0).ne(0).tolist() == [False] * 3 + [True] * 2 + [False]
+    assert gradient(policy, 0.1).ne(0).tolist() == [True] * 3 + [False] * 2 + [True]
+
+
+def test_switching_the_loss_by_one_word_brings_its_papers_clip_range():
+    assert clip_range(LossConfig()) == clip_range(LossConfig(policy="grpo")) == (0.2, 0.28)
+    assert clip_range(LossConfig(policy="gspo")) == (3e-4, 4e-4)
+    assert clip_range(LossConfig(policy="cispo")) == (1.0, 4.0)
+    assert clip_range(LossConfig(policy="gspo", clip_low=0.1, clip_high=0.3)) == (0.1, 0.3)
+
+
+def test_a_row_mean_sees_its_own_row_alone():
+    values = torch.tensor([1.0, 2.0, 6.0, 4.0, 8.0, 5.0])
+    assert row_means(values, ROWS, 4).tolist() == [3.0, 3.0, 3.0, 6.0, 6.0, 5.0]
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_equal_policies_have_no_kl_and_no_gradient_but_k1s(estimator):
+    logprobs = torch.tensor([-0.5, -2.0], dtype=torch.float64, requires_grad=True)
+    values = kl_penalty(logprobs, logprobs.detach(), estimator)
+    assert values.tolist() == [0.0, 0.0]
+    slope = torch.autograd.grad(values.sum(), logprobs)[0]
+    assert slope.tolist() == ([1.0, 1.0] if estimator == "k1" else [0.0, 0.0])
+
+
+def test_the_estimators_mean_is_the_kl_and_k2s_gradient_is_the_kls():
+    """Over a whole vocabulary: expectations under the policy, with the samples held fixed."""
+    logits = torch.tensor([0.3, -0.5, 1.0, 0.1], dtype=torch.float64, requires_grad=True)
+    logprobs, reference = (
+        logits.log_softmax(0),
+        torch.tensor([0.2, 0.1, -0.3, 0.4], dtype=torch.float64).log_softmax(0),
     )
-    return result, torch.autograd.grad(result.loss, logprobs)[0]
-
-
-def test_loss_and_gradient_equal_the_formula():
-    expected, expected_gradient = oracle()
-    result, gradient = compute()
-    assert math.isclose(result.loss.item(), expected, rel_tol=1e-12)
-    torch.testing.assert_close(gradient, torch.tensor(expected_gradient, dtype=torch.float64), rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("term", ["ratio", "advantage", "weight", "swapped clip"])
-def test_the_oracle_notices_a_changed_term(term):
-    expected, _ = oracle()
-    changes = {
-        "ratio": {"ratio": [1 / r for r in RATIO]},
-        "advantage": {"advantage": [-a for a in ADVANTAGE]},
-        "weight": {"weight": [-w for w in WEIGHT]},
-        "swapped clip": {"ratio": [2 - r for r in RATIO]},
-    }[term]
-    assert not math.isclose(compute(**changes)[0].loss.item(), expected, rel_tol=1e-3)
-
-
-def test_the_gradient_is_zero_where_clipped_and_only_there():
-    result, gradient = compute()
-    assert result.clipped.tolist() == [False, True, False, False, True, False]
-    assert (gradient == 0).tolist() == result.clipped.tolist()
-
-
-def test_on_policy_the_gradient_is_the_plain_policy_gradient():
-    _, gradient = compute(ratio=[1.0] * 6)
-    torch.testing.assert_close(
-        gradient, -torch.tensor(WEIGHT, dtype=torch.float64) * torch.tensor(ADVANTAGE, dtype=torch.float64)
-    )
-
-
-def test_a_raised_advantage_raises_the_probability():
-    _, gradient = compute(ratio=[1.0] * 6)
-    assert gradient[0] < 0 < gradient[2]  # the loss falls where a good token becomes likelier
+    probabilities = logprobs.exp()
+    kl = (probabilities * (logprobs - reference)).sum()
+    for estimator in ("k1", "k3"):
+        mean = (probabilities * kl_penalty(logprobs, reference, estimator)).sum()
+        torch.testing.assert_close(mean, kl, rtol=1e-12, atol=0)
+    [wanted] = torch.autograd.grad(kl, logits, retain_graph=True)
+    as_loss = (probabilities.detach() * kl_penalty(logprobs, reference, "k2")).sum()
+    [got] = torch.autograd.grad(as_loss, logits, retain_graph=True)
+    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-14)
+    nowhere = (probabilities.detach() * kl_penalty(logprobs, reference, "k1")).sum()
+    assert torch.autograd.grad(nowhere, logits)[0].abs().max() < 1e-15

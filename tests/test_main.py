@@ -158,8 +158,9 @@ def alter(folder: Path, pattern: str, key: str) -> None:
     [path] = (folder / "engine").glob(pattern)
     state = torch.load(path, weights_only=False)
     values = state[key] if key == "module" else {"": state[key]["single_partition_of_fp32_groups"][0]}
+    generator = torch.Generator().manual_seed(0)
     for value in values.values():
-        value.data.add_(0.01 * torch.randn_like(value))
+        value.data.add_(0.05 * torch.randn(value.shape, generator=generator))
     torch.save(state, path)
     sums = json.loads((folder / "checksums_rank_0.json").read_text())
     sums[f"engine/{path.name}"] = checkpoint._checksum(path)

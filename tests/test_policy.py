@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM
 import modeling.logprob
 from config import Config, parse_config
 from data import collate
-from losses import grpo_policy_loss
+from minibatch import token_weights
 from policy import Policy, build_optimizer, init_distributed, register_rollout_engine
 from rollout.engine import RolloutEngine
 from tests.builders import record, scored
 from tests.conftest import make_model
-from update import update
+from update import batch_loss, update
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
@@ -47,13 +47,18 @@ def step():
     return scored(records, advantages)
 
 
+def micro_batches(items, max_tokens: int = 10_000):
+    """One rank's, for the token mean."""
+    return collate(items, token_weights(items, "dapo", 1), max_tokens, 1, leave_out_equal=True)[0]
+
+
 def backward(policy: Policy, batches) -> float:
     """Gradients of the whole step are left in the engine; returns the loss."""
     total = 0.0
     policy.train()
     for index, batch in enumerate(batches):
         out = policy.token_logprobs(batch)
-        loss = grpo_policy_loss(out.logprobs, out.logprobs.detach(), batch.advantages, batch.weights, 0.2, 0.28).loss
+        loss, _ = batch_loss(out, batch, out.logprobs.detach(), None, policy.config.loss)
         policy.backward(loss, last=index == len(batches) - 1)
         total += loss.item()
     return total
@@ -73,13 +78,13 @@ def assert_equal_gradients(got, expected, bound=1e-6):
 def whole():
     """Loss and gradients of the step as one micro-batch."""
     policy = make_policy()
-    loss = backward(policy, collate(step(), "dapo", 10_000, 1)[0])
+    loss = backward(policy, micro_batches(step()))
     return loss, gradients(policy)
 
 
 @pytest.mark.parametrize("max_tokens", [17, 30, 50])
 def test_micro_batches_add_up_to_the_gradient_of_one(whole, max_tokens):
-    batches = collate(step(), "dapo", max_tokens, 1)[0]
+    batches = micro_batches(step(), max_tokens)
     assert len(batches) > 1
     policy = make_policy()
     loss = backward(policy, batches)
@@ -93,7 +98,7 @@ def test_the_gradient_equals_plain_autograd_over_a_padded_batch():
     Random weights: the trained ones are so sharp that two fp32 forwards differ by 1e-5 of themselves.
     """
     policy = make_policy(model={"random_weights": True})
-    backward(policy, collate(step(), "dapo", 10_000, 1)[0])
+    backward(policy, micro_batches(step()))
     model = AutoModelForCausalLM.from_config(policy.model.config, dtype=torch.float32, attn_implementation="eager")
     model.load_state_dict(policy.model.state_dict())
     items = step()
@@ -119,21 +124,21 @@ def test_the_gradient_equals_plain_autograd_over_a_padded_batch():
 def test_a_tied_head_walked_in_chunks_gives_the_same_gradient(whole, monkeypatch):
     monkeypatch.setattr(modeling.logprob, "CHUNK_LOGITS", 5 * 315)
     policy = make_policy()
-    backward(policy, collate(step(), "dapo", 10_000, 1)[0])
+    backward(policy, micro_batches(step()))
     assert_equal_gradients(gradients(policy), whole[1])
 
 
 def test_gradient_checkpointing_gives_the_same_gradient(whole):
     policy = make_policy(model={"gradient_checkpointing": True})
-    backward(policy, collate(step(), "dapo", 10_000, 1)[0])
+    backward(policy, micro_batches(step()))
     assert_equal_gradients(gradients(policy), whole[1])
 
 
 def test_in_bf16_many_micro_batches_are_added_up_in_fp32():
     items = scored([record("PPAAAAAA", prompt=i // 2, sample=i % 2, first_id=5 + i) for i in range(64)], [1.0] * 64)
     one, many = (make_policy(model={"dtype": "bfloat16"}) for _ in range(2))
-    backward(one, collate(items, "dapo", 10_000, 1)[0])
-    batches = collate(items, "dapo", 7, 1)[0]
+    backward(one, micro_batches(items))
+    batches = micro_batches(items, 7)
     assert len(batches) == 64
     backward(many, batches)
     # Rounding each part once to bf16 errs by 2^-9 at most; adding 64 parts up in bf16 errs by several per cent.
@@ -145,7 +150,7 @@ def test_an_update_trains_the_very_weights_that_the_rollout_samples():
     addresses = {name: p.data_ptr() for name, p in policy.model.named_parameters()}
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     for _ in range(3):
-        update(policy, collate(step(), "dapo", 10_000, 1)[0], policy.config.loss, 1e-3)
+        update(policy, [micro_batches(step())], policy.config.loss, 1e-3)
     after = dict(policy.model.named_parameters())
     assert {name: p.data_ptr() for name, p in after.items()} == addresses
     assert all((after[name] - value).abs().max() > 1e-4 for name, value in before.items())
@@ -154,24 +159,24 @@ def test_an_update_trains_the_very_weights_that_the_rollout_samples():
 def test_the_learning_rate_of_each_step_is_the_one_given():
     policy = make_policy()
     before = policy.model.get_input_embeddings().weight.detach().clone()
-    update(policy, collate(step(), "dapo", 10_000, 1)[0], policy.config.loss, 1e-5)
+    update(policy, [micro_batches(step())], policy.config.loss, 1e-5)
     change = (policy.model.get_input_embeddings().weight - before).abs().max().item()
     assert abs(change - 1e-5) < 1e-6  # Adam's first step moves by the learning rate
 
 
 def test_the_norm_is_reported_before_clipping_and_clipping_limits_the_gradient():
     free, clipped = make_policy(), make_policy(train={"max_grad_norm": 1e-3})
-    batches = collate(step(), "dapo", 10_000, 1)[0]
-    norms = [update(p, batches, p.config.loss, 1e-3).grad_norm for p in (free, clipped)]
+    batches = micro_batches(step())
+    norms = [update(p, [batches], p.config.loss, 1e-3).updates[0].grad_norm for p in (free, clipped)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-6)
     assert norms[0] > 1e-2
 
 
 def test_the_first_ratio_is_exactly_one_and_nothing_is_clipped():
     policy = make_policy()
-    stats = update(policy, collate(step(), "dapo", 30, 1)[0], policy.config.loss, 1e-3)
-    assert stats.ratio_error == 0.0
-    assert stats.clip_fraction == 0.0
+    stats = update(policy, [micro_batches(step(), 30)], policy.config.loss, 1e-3)
+    assert stats.updates[0].ratio_error == 0.0
+    assert stats.updates[0].clip_fraction == 0.0
     assert stats.tokens == sum(s.record.num_sampled for s in step() if s.advantage)
 
 

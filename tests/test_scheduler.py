@@ -143,6 +143,18 @@ def test_a_prompt_longer_than_the_step_budget_is_read_in_parts():
     assert [(p.start, len(p.token_ids), p.sample) for p in parts] == [(0, 5, False), (5, 5, False), (10, 2, True)]
 
 
+def test_few_new_tokens_are_fed_one_a_step_and_more_are_read_at_once():
+    s = Scheduler(decode_rows=1, page_size=PAGE, num_pages=9, prefill_tokens=64, forced_tokens=3)
+    x = sequence(0, 6)
+    s.add(x)
+    assert [len(c.token_ids) for _, c in s.plan()] == [6]
+    s.park(x)
+    x.tokens += [7, 8, 9]
+    s.resume(x)
+    parts = [s.plan()[0][1] for _ in range(3)]
+    assert [(p.start, p.token_ids, p.sample) for p in parts] == [(6, [7], False), (7, [8], False), (8, [9], True)]
+
+
 def test_a_parked_sequence_keeps_its_pages_and_gives_its_row_away():
     s = scheduler(rows=1)
     first, second = sequence(0, 5), sequence(1, 3)

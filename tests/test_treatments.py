@@ -16,7 +16,7 @@ from ranks import Ranks
 from rollout.records import StopReason
 from tests.builders import record
 from tests.test_policy import CPU
-from treatments import BrokenTool, Treatment, choose_checkpoint, run_treatments, treated
+from treatments import BrokenTool, Treatment, choose_checkpoint, is_truncated, run_treatments, treated
 
 ROOT = Path(__file__).parent.parent
 CONFIG = parse_config({
@@ -29,6 +29,11 @@ def test_off_offers_no_tool_and_one_turn_and_changes_nothing_else():
     assert (off.tool.enabled, off.rollout.max_turns) == (False, 1)
     assert dataclasses.replace(off, tool=CONFIG.tool, rollout=CONFIG.rollout) == CONFIG
     assert treated(CONFIG, "on") == treated(CONFIG, "broken") == CONFIG
+
+
+@pytest.mark.parametrize(("values", "expected"), [({}, False), ({"top_p": 0.9}, True), ({"top_k": 5}, True)])
+def test_truncated_evaluations_are_told_apart_since_graphs_cannot_do_them(values, expected):
+    assert is_truncated(dataclasses.replace(CONFIG, eval=dataclasses.replace(CONFIG.eval, **values))) is expected
 
 
 def test_a_config_without_a_tool_has_only_off():

@@ -1,0 +1,266 @@
+"""Decoding speed of the graph decoder at any shape, with random weights, on one CUDA GPU.
+
+    python benchmarks/bench_decode.py --shape 0.6B --points 16x1024 64x1024 64x4096 256x1024
+    python benchmarks/bench_decode.py --shape 4B --points 64x1024 --driven 64x1024 --profile --mismatch
+
+For each point, rows x context, it reports the step time where every row stands at that context, `run` as the engine
+calls it (ids read back within the step) and with the ids read one step late; the share of the floor, (weights + live
+keys and values) / copy bandwidth measured first; start-up time; peak memory. A `--driven` point also reads prompts of
+context - 256 tokens and then draws 512 tokens a row, the way a server would be driven. `--mismatch` compares the
+draws' log-probs with a plain Hugging Face forward, and that with one whose attention is the textbook's, for scale.
+The last line is JSON with commit, GPU and versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import triton
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from modeling.attention import IMPLEMENTATION  # noqa: E402
+from rollout.cache import PagedCache  # noqa: E402
+from rollout.decoder import LAST_DRAW  # noqa: E402
+from rollout.graphs import GraphDecoder  # noqa: E402
+from rollout.noise import row_key  # noqa: E402
+from rollout.prefill import FlashDecoder  # noqa: E402
+from rollout.scheduler import Chunk  # noqa: E402
+
+COMMON = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 40960}
+SHAPES = {  # Qwen3
+    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+             "tie_word_embeddings": True},
+    "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
+           "tie_word_embeddings": True},
+    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+           "tie_word_embeddings": False},
+}  # fmt: skip
+STEPS = 48  # timed per point, centred on the context
+DRAWS = 512  # of each row of a driven point
+
+
+def build_model(shape: str) -> Any:
+    config = Qwen3Config(**COMMON, **SHAPES[shape]) if shape in SHAPES else AutoConfig.from_pretrained(shape)
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION, dtype=torch.bfloat16)
+    return model.eval()
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second of a large device-to-device copy, read and written bytes both counted."""
+    source = torch.randn(1 << 29, device="cuda")
+    target = torch.empty_like(source)
+    best = math.inf
+    for _ in range(12):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        torch.add(source, 1.0, out=target)
+        end.record()
+        torch.cuda.synchronize()
+        best = min(best, start.elapsed_time(end) / 1e3)
+    return 2 * source.numel() * 4 / best
+
+
+class Bench:
+    """One cache and one decoder for `rows` rows of up to `length` tokens each."""
+
+    def __init__(self, model: Any, rows: int, length: int, page_size: int):
+        self.rows, self.length, self.page_size = rows, length, page_size
+        self.per_row = math.ceil(length / page_size)
+        self.cache = PagedCache(model.config, rows * self.per_row + 1, page_size, torch.bfloat16, "cuda")
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        self.decoder = GraphDecoder(
+            model, self.cache, FlashDecoder(model, self.cache), max_rows=rows, context_length=length, temperature=1.0
+        )  # fmt: skip
+        torch.cuda.synchronize()
+        self.startup = time.perf_counter() - started
+        pages = (torch.randperm(rows * self.per_row) + 1).view(rows, self.per_row)
+        self.pages = pages.tolist()
+        self.keys = [row_key(0, 0, row, 0) for row in range(rows)]
+
+    def fill(self) -> None:
+        for layer in self.cache.kv:
+            layer.normal_()
+
+    def chunk(self, row: int, tokens: list[int], start: int) -> Chunk:
+        return Chunk(row, tokens, start, self.pages[row], self.keys[row], True)
+
+    def step(self, tokens: list[int], start: int) -> list[Chunk]:
+        return [self.chunk(row, [token], start) for row, token in enumerate(tokens)]
+
+
+def decode_times(bench: Bench, context: int) -> tuple[float, float]:
+    """Milliseconds per step with every row at `context`: ids read within the step, and one step late."""
+    bench.fill()
+    tokens = [1] * bench.rows
+    first = context - STEPS // 2
+    for position in range(first - 8, first):
+        bench.decoder.run(bench.step(tokens, position), 1.0)
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for position in range(first, first + STEPS):
+        tokens = bench.decoder.run(bench.step(tokens, position), 1.0).tokens
+    within = time.perf_counter() - started
+    pending = bench.decoder.submit(bench.step(tokens, first), 1.0)
+    late_tokens = [LAST_DRAW] * bench.rows
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for position in range(first + 1, first + STEPS):
+        following = bench.decoder.submit(bench.step(late_tokens, position), 1.0)
+        pending.read()
+        pending = following
+    pending.read()
+    return within / STEPS * 1e3, (time.perf_counter() - started) / (STEPS - 1) * 1e3
+
+
+def prompt_and_draws(bench: Bench, vocabulary: int, prompt: int, new: int, prefill_tokens: int) -> dict[str, float]:
+    """Seconds of reading every row's prompt and then drawing `new` tokens, as a server would be driven."""
+    prompts = torch.randint(0, vocabulary, (bench.rows, prompt)).tolist()
+    at_once = max(1, prefill_tokens // prompt)
+    for _ in range(2):  # the first time warms the libraries
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        tokens: list[int] = []
+        for row in range(0, bench.rows, at_once):
+            some = range(row, min(row + at_once, bench.rows))
+            tokens += bench.decoder.run([bench.chunk(r, prompts[r], 0) for r in some], 1.0).tokens
+        read = time.perf_counter() - started
+        for position in range(prompt, prompt + new - 1):
+            tokens = bench.decoder.run(bench.step(tokens, position), 1.0).tokens
+        total = time.perf_counter() - started
+    return {
+        "prompt": prompt, "new": new, "prefill_s": read, "total_s": total, "ms_per_step": total / new * 1e3,
+        "tokens_per_s": bench.rows * new / total,
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def mismatch(model: Any, page_size: int, rows: int = 16, prompt: int = 64, new: int = 192) -> dict[str, float]:
+    """|dlogp| and k3 = mean(r - 1 - log r), r = exp(dlogp), of draws against a plain forward (SDPA, fp32 softmax)."""
+    bench = Bench(model, rows, prompt + new, page_size)
+    lines = torch.randint(0, model.config.vocab_size, (rows, prompt)).tolist()
+    logprobs: list[list[float]] = [[] for _ in range(rows)]
+    for step in range(new):
+        start = 0 if step == 0 else prompt + step - 1
+        draws = bench.decoder.run([bench.chunk(r, lines[r][start:], start) for r in range(rows)], 1.0)
+        for row in range(rows):
+            lines[row].append(draws.tokens[row])
+            logprobs[row].append(draws.logprobs[row])
+    plain = plain_logprobs(model, lines, prompt, "sdpa")
+    delta = plain - torch.tensor(logprobs, device="cuda")
+    between = plain - plain_logprobs(model, lines, prompt, "eager")
+    return {
+        "mean_abs_dlogp": delta.abs().mean().item(), "max": delta.abs().max().item(),
+        "k3": (delta.exp() - 1 - delta).mean().item(), "between_two_plain_forwards": between.abs().mean().item(),
+    }  # fmt: skip
+
+
+def plain_logprobs(model: Any, lines: list[list[int]], prompt: int, attention: str) -> torch.Tensor:
+    """Log-probs of the tokens after the prompt by Hugging Face's own forward, row by row  # [rows, new] fp32"""
+    model.set_attn_implementation(attention)
+    rows = []
+    for line in lines:
+        ids = torch.tensor([line], device="cuda")
+        logits = model(input_ids=ids[:, :-1], use_cache=False).logits[0, prompt - 1 :].float()
+        rows.append(logits.log_softmax(-1).gather(1, ids[0, prompt:, None])[:, 0])
+    model.set_attn_implementation(IMPLEMENTATION)
+    return torch.stack(rows)
+
+
+def profile(bench: Bench, context: int) -> None:
+    """Prints the kernels of a step. With overlapping launches a kernel's time includes its wait for the one before."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    steps = 5
+    with torch.profiler.profile(activities=activities) as profiler:
+        for position in range(context, context + steps):
+            bench.decoder.run(bench.step([1] * bench.rows, position), 1.0)
+        torch.cuda.synchronize()
+    events = [event for event in profiler.key_averages() if event.self_device_time_total > 0]
+    print(f"{'kernel':48} {'per step':>8} {'us each':>8} {'ms a step':>9}")
+    for event in sorted(events, key=lambda event: -event.self_device_time_total):
+        total = event.self_device_time_total
+        print(f"{event.key[:48]:48} {event.count / steps:8.1f} {total / event.count:8.2f} {total / steps / 1e3:9.3f}")
+
+
+def measure(model: Any, rows: int, context: int, options: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
+    torch.cuda.reset_peak_memory_stats()
+    driven = f"{rows}x{context}" in options.driven
+    bench = Bench(model, rows, context + (DRAWS // 2 if driven else STEPS), options.page_size)
+    within, late = decode_times(bench, context)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    if not model.config.tie_word_embeddings:
+        weights -= model.get_input_embeddings().weight.numel() * 2  # a step gathers a few of its rows
+    live = rows * context * PagedCache.bytes_per_token(model.config, torch.bfloat16)
+    floor = (weights + live) / bandwidth * 1e3
+    result: dict[str, Any] = {
+        "rows": rows, "context": context, "step_ms": within, "late_ms": late, "tokens_per_s": rows / within * 1e3,
+        "floor_ms": floor, "share_of_floor": floor / within, "startup_s": bench.startup,
+        "captures": bench.decoder.captures,
+    }  # fmt: skip
+    if driven:
+        result["driven"] = prompt_and_draws(
+            bench, model.config.vocab_size, context - DRAWS // 2, DRAWS, options.prefill_tokens
+        )  # fmt: skip
+    if options.profile:
+        profile(bench, context)
+    result["allocated_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    result["reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
+    return result
+
+
+def versions() -> dict[str, str]:
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = "unknown"
+    return {
+        "commit": commit, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "triton": triton.__version__, "transformers": transformers.__version__,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="0.6B", help=f"{', '.join(SHAPES)}, or a folder with config.json")
+    parser.add_argument("--points", nargs="+", default=["16x1024", "64x1024"], metavar="ROWSxCONTEXT")
+    parser.add_argument("--driven", nargs="*", default=[], metavar="ROWSxCONTEXT", help="points to drive as well")
+    parser.add_argument("--prefill-tokens", type=int, default=16384, help="prompt tokens read in one step")
+    parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--mismatch", action="store_true")
+    options = parser.parse_args()
+    started = time.perf_counter()
+    model = build_model(options.shape)
+    bandwidth = copy_bandwidth()
+    print(f"{options.shape}: built in {time.perf_counter() - started:.1f} s; copy {bandwidth / 1e12:.2f} TB/s")
+    results: dict[str, Any] = {"shape": options.shape, "copy_tb_s": bandwidth / 1e12, "points": []}
+    for name in options.points:
+        rows, context = map(int, name.split("x"))
+        point = measure(model, rows, context, options, bandwidth)
+        results["points"].append(point)
+        print(" ".join(f"{k}={v:.3f}" if isinstance(v, float) else f"{k}={v}" for k, v in point.items()), flush=True)
+        torch.cuda.empty_cache()
+    if options.mismatch:
+        results["mismatch"] = mismatch(model, options.page_size)
+        print(results["mismatch"])
+    print(json.dumps({**results, **versions()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What happens to a step's scored groups before they are trained: the overlong penalty, and groups without a spread.
+
+Pure functions over `Scored`, in the order they come. A group is all samples of one prompt; its rewards are equal
+exactly where all its advantages are 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from config import Config, RolloutConfig
+from reward import group_advantages
+from rollout.records import RolloutRecord, Scored
+
+
+def by_prompt(scored: Sequence[Scored]) -> dict[int, list[Scored]]:
+    """Groups by prompt_index, in order of first appearance."""
+    groups: dict[int, list[Scored]] = {}
+    for s in scored:
+        groups.setdefault(s.record.prompt_index, []).append(s)
+    return groups
+
+
+def is_equal(group: Sequence[Scored]) -> bool:
+    """Whether a group has nothing to compare: equal rewards, or one sample left."""
+    return not any(s.advantage for s in group)
+
+
+def equal_share(scored: Sequence[Scored]) -> float:
+    groups = by_prompt(scored).values()
+    return sum(map(is_equal, groups)) / max(len(groups), 1)
+
+
+def without_equal_groups(scored: Sequence[Scored]) -> list[Scored]:
+    return [s for group in by_prompt(scored).values() if not is_equal(group) for s in group]
+
+
+def overlong_penalty(record: RolloutRecord, rollout: RolloutConfig, buffer: int) -> float:
+    """DAPO's soft overlong punishment (Yu et al. 2025, eq. 13), between 0 and -1.
+
+    Written with the room that was left, min over the two budgets that can cut a trajectory: the context, and the
+    tokens of a turn. 0 with at least `buffer` tokens of room, falling linearly to -1 with none.
+    """
+    longest = max(turn.end - turn.start for turn in record.turns)
+    room = min(rollout.context_length - len(record.token_ids), rollout.max_new_tokens - longest)
+    return -min(max((buffer - room) / buffer, 0.0), 1.0)
+
+
+def with_overlong_penalty(scored: Sequence[Scored], config: Config) -> list[Scored]:
+    """Advantages from reward + penalty; the recorded reward stays the grader's. Unchanged where the buffer is 0."""
+    buffer = config.loss.overlong_buffer
+    if buffer == 0:
+        return list(scored)
+    advantages: dict[tuple[int, int], float] = {}
+    for group in by_prompt(scored).values():
+        if len(group) > 1:
+            shaped = [s.reward + overlong_penalty(s.record, config.rollout, buffer) for s in group]
+            keys = [(s.record.prompt_index, s.record.sample_index) for s in group]
+            advantages.update(zip(keys, group_advantages([shaped], config.reward.scale)[0], strict=True))
+    return [
+        dataclasses.replace(s, advantage=advantages.get((s.record.prompt_index, s.record.sample_index), 0.0))
+        for s in scored
+    ]
+
+
+@dataclass(slots=True)
+class SampledStep:
+    """What a step has sampled so far; prompt_index counts through all rounds."""
+
+    indices: list[int] = field(default_factory=list)  # the problem of each prompt_index
+    records: list[RolloutRecord] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
+    trained: list[Scored] = field(default_factory=list)  # with refills, those of groups that have a spread
+    rollout_stats: dict[str, Any] = field(default_factory=dict)  # summed over the rounds
+    rounds: int = 0
+
+    def add(
+        self, records: list[RolloutRecord], scored: list[Scored], trained: list[Scored], stats: dict[str, Any]
+    ) -> None:
+        """One round. stats: figures of the rollout, which all add up."""
+        self.rounds += 1
+        self.records += records
+        self.scored += scored
+        self.trained += trained
+        self.rollout_stats = {name: value + self.rollout_stats.get(name, 0) for name, value in stats.items()}

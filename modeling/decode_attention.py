@@ -1,0 +1,248 @@
+"""Decode attention over paged keys and values: one new token per row, split over the row's past, in Triton.
+
+Work comes in items (`modeling.decode_plan`), each one row's stretch of tokens. A program takes one item and one KV
+head with all query heads of its group. Inside, every warp walks its own tokens with its own online softmax (a batched
+product, one batch entry per warp), so that nothing is exchanged between warps until the end. The item that ends at the
+new token writes its key and value to their page first. A row cut in several items is merged by whichever ends last, in
+the order of the items. The kernel starts from the unsummed parts of the q/k/v product and does sum, bias, per-head
+norm and rotation itself.
+
+Invariants: pages listed in a row's table up to its position exist; page 0 is nobody's (padding rows write there).
+Left out: sliding windows, soft caps, sinks, head sizes that are not powers of two.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from modeling.overlap import begin, prefetch
+
+NONE = tl.constexpr(-1.0e30)  # a score below all others; minus infinity would give NaN for a warp without tokens
+
+
+@triton.jit
+def _prefetch_pages(kv_ptr, table_ptr, start, stop, head_offset, stride_page, stride_v,
+                    P: tl.constexpr, D: tl.constexpr, PREFETCH: tl.constexpr):  # fmt: skip
+    """Ask for the item's first PREFETCH tokens in L2 (16-bit elements): one request a page for keys and values."""
+    if PREFETCH > 0:
+        pages: tl.constexpr = PREFETCH // P
+        index = start // P + tl.arange(0, pages)
+        last = (stop - 1) // P
+        page = tl.load(table_ptr + tl.minimum(index, last)).to(tl.int64)
+        address = kv_ptr + page * stride_page + head_offset
+        size = tl.where(index <= last, P * D * 2, 0)
+        prefetch(address.to(tl.int64), size, pages)
+        prefetch((address + stride_v).to(tl.int64), size, pages)
+
+
+@triton.jit
+def _walk(
+    q, start, stop, kv_ptr, table_ptr, head_offset, stride_page, stride_v, scale,
+    P: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Softmax of q [BH, D] over tokens [start, stop): maximum [BH], sum [BH], unscaled output [BH, D].
+
+    Scores are in powers of two (scale includes log2 e).
+    """
+    each: tl.constexpr = BN // W
+    top = tl.full((W, BH), NONE, tl.float32)
+    total = tl.zeros((W, BH), tl.float32)
+    acc = tl.zeros((W, BH, D), tl.float32)
+    q_all = tl.broadcast_to(q[None, :, :], (W, BH, D))
+    lane, dim = tl.arange(0, each), tl.arange(0, D)
+    inside = head_offset + lane[:, None] * D + dim[None, :]  # [each, D]
+    for base in tl.range(start, stop, BN, num_stages=STAGES):
+        token = base + tl.arange(0, W) * each  # each warp's tokens lie in one page
+        page = tl.load(table_ptr + token // P, mask=token < stop, other=0).to(tl.int64)
+        at = kv_ptr + (page * stride_page + (token % P) * D)[:, None, None] + inside[None, :, :]
+        live = (token[:, None] + lane[None, :]) < stop  # [W, each]
+        k = tl.load(at, mask=live[:, :, None], other=0.0)  # [W, each, D]
+        scores = tl.dot(q_all, tl.permute(k, (0, 2, 1)), input_precision="ieee") * scale  # [W, BH, each]
+        scores = tl.where(live[:, None, :], scores, NONE)
+        peak = tl.maximum(top, tl.max(scores, axis=2))
+        weight = tl.where(live[:, None, :], tl.exp2(scores - peak[:, :, None]), 0.0)
+        fade = tl.exp2(top - peak)
+        total = total * fade + tl.sum(weight, axis=2)
+        v = tl.load(at + stride_v, mask=live[:, :, None], other=0.0)
+        acc = tl.dot(weight.to(q.dtype), v, acc * fade[:, :, None], input_precision="ieee")
+        top = peak
+    peak = tl.max(top, axis=0)
+    fade = tl.exp2(top - peak[None, :])
+    return peak, tl.sum(total * fade, axis=0), tl.sum(acc * fade[:, :, None], axis=0)
+
+
+@triton.jit
+def _finish(
+    peak, total, acc, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, count, first, stride_out,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Write the output of a row's group of heads, or leave a part of it; the last part to arrive merges them all."""
+    query = tl.arange(0, BH)
+    dim = tl.arange(0, D)
+    real = query < GROUP
+    out = out_ptr + row * stride_out + (head * GROUP + query)[:, None] * D + dim[None, :]
+    if count == 1:
+        tl.store(out, acc / total[:, None], mask=real[:, None])
+    else:
+        inside = query[:, None] * D + dim[None, :]
+        cell = item * HEADS + head
+        tl.store(parts_ptr + cell * (GROUP * D) + inside, acc, mask=real[:, None])
+        tl.store(sums_ptr + cell * (2 * GROUP) + query, peak, mask=real)
+        tl.store(sums_ptr + cell * (2 * GROUP) + GROUP + query, total, mask=real)
+        tl.debug_barrier()  # all threads' parts are written before the arrival is announced
+        arrival = arrivals_ptr + row * HEADS + head
+        if tl.atomic_add(arrival, 1, sem="acq_rel") == count - 1:
+            tl.store(arrival, 0)
+            _merge(out, parts_ptr, sums_ptr, head, count, first, HEADS, GROUP, BH, D)
+
+
+@triton.jit
+def _merge(
+    out, parts_ptr, sums_ptr, head, count, first,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Join the parts of a row's group of heads in the order of the items; the reads of four go out together."""
+    query = tl.arange(0, BH)
+    inside = query[:, None] * D + tl.arange(0, D)[None, :]
+    top = tl.full((BH,), NONE, tl.float32)
+    total = tl.zeros((BH,), tl.float32)
+    acc = tl.zeros((BH, D), tl.float32)
+    for base in range(0, count, 4):
+        for ahead in tl.static_range(4):
+            piece = base + ahead
+            real = (query < GROUP) & (piece < count)
+            cell = (first + piece) * HEADS + head
+            sums = sums_ptr + cell * (2 * GROUP) + query
+            part = tl.load(
+                parts_ptr + cell * (GROUP * D) + inside, mask=real[:, None], other=0.0, cache_modifier=".cg"
+            )
+            its_top = tl.load(sums, mask=real, other=NONE, cache_modifier=".cg")
+            its_total = tl.load(sums + GROUP, mask=real, other=0.0, cache_modifier=".cg")
+            peak = tl.maximum(top, its_top)
+            fade, its_fade = tl.exp2(top - peak), tl.exp2(its_top - peak)
+            acc = acc * fade[:, None] + part * its_fade[:, None]
+            total = total * fade + its_total * its_fade
+            top = peak
+    tl.store(out, acc / tl.where(query < GROUP, total, 1.0)[:, None], mask=(query < GROUP)[:, None])
+
+
+@triton.jit
+def _store_new(lines, holds_new, kv_ptr, page, position, head_offset, stride_page, stride_v,
+               GROUP: tl.constexpr, BH: tl.constexpr, P: tl.constexpr, D: tl.constexpr):  # fmt: skip
+    """Write the new key (line GROUP of lines [BH, D]) and value (GROUP + 1), then let the whole program see them."""
+    line = tl.arange(0, BH)[:, None]
+    at = kv_ptr + page * stride_page + head_offset + (position % P) * D + tl.arange(0, D)[None, :]
+    at += tl.where(line > GROUP, stride_v, 0)
+    tl.store(at, lines, mask=(line >= GROUP) & (line < GROUP + 2) & holds_new)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _biases(q_ptr, k_ptr, v_ptr, head, column, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
+            BIAS: tl.constexpr):  # fmt: skip
+    """The biases of the lines (q heads of the group, k, v), fp32  # [BH, D], or a scalar 0"""
+    if BIAS:
+        line = tl.arange(0, BH)[:, None]
+        q = tl.load(q_ptr + (head * GROUP + line) * D + column, mask=line < GROUP, other=0.0)
+        k = tl.load(k_ptr + head * D + column, mask=line == GROUP, other=0.0)
+        v = tl.load(v_ptr + head * D + column, mask=line == GROUP + 1, other=0.0)
+        bias = (q + k + v).to(tl.float32)
+    else:
+        bias = 0.0
+    return bias
+
+
+@triton.jit
+def _head_norms(q_ptr, k_ptr, column, GROUP: tl.constexpr, BH: tl.constexpr, NORM: tl.constexpr):
+    """The per-head norm weights of the lines, fp32  # [BH, D], or a scalar 1"""
+    if NORM:
+        line = tl.arange(0, BH)[:, None]
+        norm = tl.where(line < GROUP, tl.load(q_ptr + column), tl.load(k_ptr + column)).to(tl.float32)
+    else:
+        norm = 1.0
+    return norm
+
+
+@triton.jit
+def _sum_parts(at, mask, stride_split, SPLITS: tl.constexpr):
+    x = tl.load(at, mask=mask, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        x += tl.load(at + split * stride_split, mask=mask, other=0.0)
+    return x
+
+
+@triton.jit
+def _lines(
+    qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
+    NORM: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """Sums the parts of the q heads of the group, the key and the value, adds biases, norms and turns q and k.
+
+    near is column d, far the column that rotate_half pairs with it, d + D/2 mod D.  # [BH, D], model dtype
+    """
+    line, near = tl.arange(0, BH)[:, None], tl.arange(0, D)[None, :]
+    far = (near + D // 2) % D
+    of_kv = HEADS * GROUP + tl.where(line == GROUP, 0, HEADS) + head
+    at = qkv_ptr + (row * (HEADS * (GROUP + 2)) + tl.where(line < GROUP, head * GROUP + line, of_kv)) * D
+    real = line < GROUP + 2
+    value = (_sum_parts(at + near, real, stride_split, SPLITS) + near_bias).to(dtype)
+    x_far = (_sum_parts(at + far, real, stride_split, SPLITS) + far_bias).to(dtype).to(tl.float32)
+    x = value.to(tl.float32)
+    if NORM:
+        rms = tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None]
+        x = ((x * rms).to(dtype).to(tl.float32) * near_norm).to(dtype).to(tl.float32)
+        x_far = ((x_far * rms).to(dtype).to(tl.float32) * far_norm).to(dtype).to(tl.float32)
+    turned = tl.where(near < D // 2, -x_far, x_far)  # rotate_half
+    turned = ((x * cos).to(dtype).to(tl.float32) + (turned * sin).to(dtype).to(tl.float32)).to(dtype)
+    return tl.where(line > GROUP, value, turned)
+
+
+@triton.jit
+def decode_attention_kernel(
+    qkv_ptr, q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, kv_ptr, out_ptr,
+    positions_ptr, slots_ptr, table_ptr, items_ptr, first_ptr, count_ptr, parts_ptr, sums_ptr, arrivals_ptr,
+    scale, eps, stride_split, stride_table, stride_page, stride_v,
+    ITEMS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
+    BN: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr,
+    NORM: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Attention of every row's new token; writes its key and value.  grid (ITEMS * HEADS,), or as many as are in use
+
+    qkv: parts of the q/k/v product  # [SPLITS, rows, HEADS * (GROUP + 2) * D] fp32
+    cos, sin: the model's rotary table in its dtype  # [context, D]; out [rows, HEADS * GROUP * D]
+    kv: one layer of the cache  # [2, pages, HEADS, P, D]
+    positions, slots: of each row's new token and of its page table  # [rows] int32; table [slots, stride_table] int32
+
+    The lines (`_lines`) serve as the queries, two of them idle. What does not depend on the kernel before is read
+    ahead of the wait.
+    """
+    item, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    row = tl.load(items_ptr + item)
+    if row < 0:
+        begin(PDL)
+    else:
+        start, stop = tl.load(items_ptr + ITEMS + item), tl.load(items_ptr + 2 * ITEMS + item)
+        position, slot = tl.load(positions_ptr + row), tl.load(slots_ptr + row)
+        count, first = tl.load(count_ptr + row), tl.load(first_ptr + row)
+        table = table_ptr + slot.to(tl.int64) * stride_table
+        page = tl.load(table + position // P).to(tl.int64)  # of the new token
+        offset = head * (P * D)
+        _prefetch_pages(kv_ptr, table, start, stop, offset, stride_page, stride_v, P, D, PREFETCH)
+        near = tl.arange(0, D)[None, :]
+        far = (near + D // 2) % D
+        cos = tl.load(cos_ptr + position * D + near).to(tl.float32)
+        sin = tl.load(sin_ptr + position * D + near).to(tl.float32)
+        near_norm = _head_norms(q_norm_ptr, k_norm_ptr, near, GROUP, BH, NORM)
+        far_norm = _head_norms(q_norm_ptr, k_norm_ptr, far, GROUP, BH, NORM)
+        near_bias = _biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, near, GROUP, BH, D, BIAS)
+        far_bias = _biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, far, GROUP, BH, D, BIAS)
+        begin(PDL)
+        lines = _lines(qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
+                       HEADS, GROUP, BH, D, SPLITS, NORM, out_ptr.dtype.element_ty)  # fmt: skip
+        _store_new(lines, stop > position, kv_ptr, page, position, offset, stride_page, stride_v, GROUP, BH, P, D)
+        peak, total, acc = _walk(lines, start, stop, kv_ptr, table, offset, stride_page, stride_v, scale,
+                                 P, BN, BH, D, W, STAGES)  # fmt: skip
+        _finish(peak, total, acc, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, count, first,
+                HEADS * GROUP * D, HEADS, GROUP, BH, D)  # fmt: skip

@@ -1,0 +1,143 @@
+"""The matrix products of a decode step as Triton kernels, and the residual sum and norm between them.
+
+For few rows a product is the reading of its weight W [N, K] once, so a program takes BN weight rows (the tile's M
+side, which the tensor cores want large) against BM activation rows. `split_product_kernel` divides the k range among
+programs and leaves the parts, in fp32, for the next kernel to sum: the attention for q, k, v; `join_kernel` for the
+other two, which also adds the residual and norms the row for the next product. That small kernel costs little: the
+product after it reads its first weights meanwhile (`modeling.overlap`). `gated_product_kernel` ends in silu(g) * u.
+
+Rounding points are those of Hugging Face's modules in the model dtype. Tiles of rows come first in the grid, so that
+those that share weights run together. Rows are not masked: activation buffers hold a multiple of BM rows. Left out:
+biases (those of q, k, v are added by the attention kernel), other activations than silu.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from modeling.overlap import begin
+
+
+@triton.jit
+def early_weights(w_ptr, offsets, mask, first, AHEAD: tl.constexpr):
+    """Elements [first, first + AHEAD) of each weight row, read ahead of the wait for the activations.  # [BN, AHEAD]
+
+    offsets: where each weight row starts, in elements from w_ptr  # [BN] int64; mask: which of them exist  # [BN]
+    """
+    return tl.load(w_ptr + offsets[:, None] + (first + tl.arange(0, AHEAD))[None, :], mask=mask[:, None], other=0.0)
+
+
+@triton.jit
+def accumulate(
+    early, x_ptr, w_ptr, offsets, mask, m0, first, stop, K, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    AHEAD: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Sum over k in [first, stop) of W[n, k] x[m, k], fp32  # [BN, BM]; early, offsets, mask: see `early_weights`."""
+    rows = m0 + tl.arange(0, BM)
+    columns = tl.arange(0, BK)
+    acc = tl.zeros((BN, BM), tl.float32)
+    for k in tl.range(first + AHEAD, stop, BK, num_stages=STAGES):
+        w_at = w_ptr + offsets[:, None] + (k + columns)[None, :]
+        x_at = x_ptr + rows[:, None] * K + (k + columns)[None, :]
+        if EVEN_K:
+            w = tl.load(w_at, mask=mask[:, None], other=0.0)
+            x = tl.load(x_at)
+        else:
+            live = (k + columns) < stop
+            w = tl.load(w_at, mask=mask[:, None] & live[None, :], other=0.0)
+            x = tl.load(x_at, mask=live[None, :], other=0.0)
+        acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+    # Last, so that the loop's own reads are under way before anything waits for x.
+    x = tl.load(x_ptr + rows[:, None] * K + (first + tl.arange(0, AHEAD))[None, :])
+    return tl.dot(early, tl.trans(x), acc, input_precision="ieee")
+
+
+@triton.jit
+def split_range(split, K, BK: tl.constexpr, SPLITS: tl.constexpr):
+    """The k range [first, stop) of one split, in whole tiles of BK."""
+    each = tl.cdiv(tl.cdiv(K, BK), SPLITS) * BK
+    return split * each, tl.minimum((split + 1) * each, K)
+
+
+@triton.jit
+def split_product_kernel(
+    x_ptr, w_ptr, second_from_first, third_from_first, out_ptr, N, N_FIRST, N_SECOND, K, stride_split,
+    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, EVEN_K: tl.constexpr,
+    STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Parts of x Wᵀ, W up to three matrices one on top of the other.  grid (rows / BM, ceil(N / BN), SPLITS)
+
+    x [rows, K]; out [SPLITS, rows, N] fp32. The matrices have N_FIRST, N_SECOND and the rest of the N rows; the second
+    and third start so many elements from the first. Where there are several, BN divides each one's rows.
+    """
+    n0, m0, split = tl.program_id(1) * BN, tl.program_id(0) * BM, tl.program_id(2)
+    first, stop = split_range(split, K, BK, SPLITS)
+    in_second, in_third = n0 >= N_FIRST, n0 >= N_FIRST + N_SECOND
+    start = tl.where(in_third, third_from_first, tl.where(in_second, second_from_first, 0))
+    local = n0 - tl.where(in_third, N_FIRST + N_SECOND, tl.where(in_second, N_FIRST, 0))
+    columns = n0 + tl.arange(0, BN)
+    mask = columns < N
+    offsets = start + (local + tl.arange(0, BN)).to(tl.int64) * K
+    early = early_weights(w_ptr, offsets, mask, first, AHEAD)
+    begin(PDL)
+    acc = accumulate(early, x_ptr, w_ptr, offsets, mask, m0, first, stop, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
+    rows = m0 + tl.arange(0, BM)
+    tl.store(out_ptr + split * stride_split + rows[None, :] * N + columns[:, None], acc, mask=mask[:, None])
+
+
+@triton.jit
+def gated_product_kernel(
+    x_ptr, gate_ptr, up_from_gate, out_ptr, N, K,
+    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr,
+    AHEAD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """silu(x Gᵀ) * (x Uᵀ).  grid (rows / BM, ceil(N / (BN / 2))); out [rows, N] model dtype
+
+    Weight rows alternate in a tile, gate and up of one output column, so that both end in one program.
+    """
+    half: tl.constexpr = BN // 2
+    n0, m0 = tl.program_id(1) * half, tl.program_id(0) * BM
+    lane = tl.arange(0, BN)
+    pair = n0 + lane // 2
+    mask = pair < N
+    offsets = pair.to(tl.int64) * K + (lane % 2).to(tl.int64) * up_from_gate
+    early = early_weights(gate_ptr, offsets, mask, 0, AHEAD)
+    begin(PDL)
+    acc = accumulate(early, x_ptr, gate_ptr, offsets, mask, m0, 0, K, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
+    gate, up = tl.split(tl.permute(tl.reshape(acc, (half, 2, BM)), (0, 2, 1)))  # each [half, BM]
+    dtype = out_ptr.dtype.element_ty
+    gate = gate.to(dtype).to(tl.float32)
+    silu = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
+    rows, columns = m0 + tl.arange(0, BM), n0 + tl.arange(0, half)
+    product = (silu * up.to(dtype).to(tl.float32)).to(dtype)
+    tl.store(out_ptr + rows[None, :] * N + columns[:, None], product, mask=(columns < N)[:, None])
+
+
+@triton.jit
+def rms_norm(h, norm_ptr, columns, mask, N, eps):
+    """RMSNorm of one row in the model dtype, rounded where Hugging Face's modules round.  # h [BLOCK]"""
+    h32 = h.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(h32 * h32, axis=0) / N + eps)
+    norm = tl.load(norm_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    return ((h32 * scale).to(h.dtype).to(tl.float32) * norm).to(h.dtype)
+
+
+@triton.jit
+def join_kernel(
+    parts_ptr, h_ptr, norm_ptr, x_ptr, N, stride_split, eps,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """h += the sum of a product's parts, in order; x = rmsnorm(h).  grid (rows,); parts [SPLITS, rows, N] fp32"""
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < N
+    at = row * N + columns
+    begin(PDL)
+    before = tl.load(h_ptr + at, mask=mask, other=0.0)
+    total = tl.load(parts_ptr + at, mask=mask, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(parts_ptr + split * stride_split + at, mask=mask, other=0.0)
+    h = (before.to(tl.float32) + total.to(before.dtype).to(tl.float32)).to(before.dtype)
+    tl.store(h_ptr + at, h, mask=mask)
+    tl.store(x_ptr + at, rms_norm(h, norm_ptr, columns, mask, N, eps), mask=mask)

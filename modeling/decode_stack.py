@@ -1,0 +1,194 @@
+"""One decode step of a whole model, from token ids to the normed hidden states, as a fixed list of kernel launches.
+
+Per layer seven kernels: q/k/v product, attention, output product, residual and norm, gated product, down product,
+residual and norm. One more opens the step: embeddings, first norm, page tables, the plan of the attention. They
+restate Qwen3's, Qwen2's and Llama's decoder layer over the model's live weights, with the modules' rounding points;
+`tests/test_decode_stack.py` holds them to the modules.
+
+Invariants: `launch` allocates nothing and reads no value on the host, so it can be captured; every kernel follows the
+rule of `modeling.overlap`; buffers hold whole tiles of rows, and padding rows own the scratch page 0 alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from modeling.decode_attention import decode_attention_kernel
+from modeling.decode_plan import plan_items
+from modeling.decode_products import gated_product_kernel, join_kernel, rms_norm, split_product_kernel
+from modeling.decode_tiles import AttentionTiles, Tiles, attention_tiles, product_tiles, rows_tile
+from modeling.fused import DecodeWeights, LayerWeights
+
+# Rows of the step buffer, each one int32 per decoding row.
+TOKEN, POSITION, KEY0, KEY1, SLOT, PAGE = range(6)
+MOST_PROGRAMS = 1024  # that a row's past may be cut into, over all rows and heads
+MOST_SPLITS = 8  # of a product's k range
+
+
+@triton.jit(do_not_specialize=["rows"])
+def open_step_kernel(
+    step_ptr, last_ptr, table_ptr, embedding_ptr, norm_ptr, h_ptr, normed_ptr,
+    items_ptr, first_ptr, count_ptr, rows, kv_heads, target, stride_step, stride_table, K, eps,
+    BLOCK_K: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, ITEMS: tl.constexpr,
+    BN: tl.constexpr,
+):  # fmt: skip
+    """Embeddings, the page of the new token, and the attention's plan.  grid (rows + 1,); the last program plans."""
+    row = tl.program_id(0)
+    if row == rows:
+        plan_items(
+            step_ptr + stride_step, items_ptr, first_ptr, count_ptr, rows, kv_heads, target, ROWS, ITEMS, BN
+        )  # fmt: skip
+    else:
+        slot = tl.load(step_ptr + 4 * stride_step + row)
+        position = tl.load(step_ptr + stride_step + row)
+        page = tl.load(step_ptr + 5 * stride_step + row)
+        tl.store(table_ptr + slot.to(tl.int64) * stride_table + position // P, page)
+        token = tl.load(step_ptr + row)
+        if token < 0:
+            token = tl.load(last_ptr + slot)
+        column = tl.arange(0, BLOCK_K)
+        mask = column < K
+        h = tl.load(embedding_ptr + token.to(tl.int64) * K + column, mask=mask, other=0.0)
+        tl.store(h_ptr + row * K + column, h, mask=mask)
+        tl.store(normed_ptr + row * K + column, rms_norm(h, norm_ptr, column, mask, K, eps), mask=mask)
+
+
+class DecodeStack:
+    """Buffers for up to `max_rows` decoding rows, and the launches.
+
+    kv: [L, 2, num_pages, G, page_size, D] in the model dtype; table: pages of each slot [slots, pages] int32;
+    last: token drawn last in each slot [slots] int32; rotary: (cos, sin), each [context, D] in the model dtype.
+    """
+
+    def __init__(
+        self, weights: DecodeWeights, kv: Tensor, table: Tensor, last: Tensor, rotary: tuple[Tensor, Tensor],
+        max_rows: int, *, overlap: bool,
+    ):  # fmt: skip
+        self.weights, self.kv, self.table, self.last, self.rotary = weights, kv, table, last, rotary
+        self.overlap = overlap  # programmatic dependent launch: Hopper and later
+        self.dtype, self.device = kv.dtype, kv.device
+        self.hidden, self.inner = weights.embedding.shape[1], weights.layers[0].gate.shape[0]
+        self.page_size = kv.shape[4]
+        if self.page_size % 16:
+            raise ValueError(f"rollout.page_size={self.page_size}: the decode kernel needs a multiple of 16")
+        self.group = weights.heads // weights.kv_heads
+        self.width = (weights.heads + 2 * weights.kv_heads) * weights.head_size
+        self.rows = math.ceil(max_rows / rows_tile(max_rows)) * rows_tile(max_rows)
+        self.override: dict[str, Tiles] = {}  # by kind; benchmarks try others than the rule's
+        self.attention_override: AttentionTiles | None = None
+        self.items = triton.next_power_of_2(max_rows + math.ceil(MOST_PROGRAMS / weights.kv_heads))
+        self._allocate(max_rows)
+
+    def _allocate(self, max_rows: int) -> None:
+        w = self.weights
+
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        self.step = zeros(6, max_rows, dtype=torch.int32)
+        self.h = zeros(self.rows, self.hidden, dtype=self.dtype)
+        self.normed = zeros(self.rows, self.hidden, dtype=self.dtype)
+        self.attended = zeros(self.rows, w.heads * w.head_size, dtype=self.dtype)
+        self.gated = zeros(self.rows, self.inner, dtype=self.dtype)
+        self.qkv = zeros(MOST_SPLITS, self.rows, self.width, dtype=torch.float32)
+        self.parts = zeros(MOST_SPLITS, self.rows, self.hidden, dtype=torch.float32)
+        self.arrivals = zeros(max_rows * w.kv_heads, dtype=torch.int32)
+        self.plan = zeros(3, self.items, dtype=torch.int32)
+        self.first, self.count = zeros(max_rows, dtype=torch.int32), zeros(max_rows, dtype=torch.int32)
+        self.item_parts = zeros(self.items, w.heads, w.head_size, dtype=torch.float32)
+        self.item_sums = zeros(self.items, w.kv_heads, 2, self.group, dtype=torch.float32)
+
+    @property
+    def element_size(self) -> int:
+        return self.kv.element_size()
+
+    def tiles(self, kind: str, rows: int, n: int, k: int, divisor: int = 0) -> Tiles:
+        return self.override.get(kind) or product_tiles(kind, rows, n, k, self.element_size, divisor)
+
+    def attention_tiles(self, rows: int) -> AttentionTiles:
+        weights = self.width * self.hidden
+        return self.attention_override or attention_tiles(rows, self.weights.kv_heads, weights, self.element_size)
+
+    def launch(self, rows: int) -> None:
+        """All kernels of one step over the first `rows` rows of `step`; leaves the last layer's output, normed."""
+        layers, w = self.weights.layers, self.weights
+        wide, narrow = w.heads * w.head_size, w.kv_heads * w.head_size
+        self._open(rows)
+        for index, layer in enumerate(layers):
+            after = layers[index + 1].input_norm if index + 1 < len(layers) else w.norm
+            splits = self._product("qkv", rows, self.normed, (layer.q, layer.k, layer.v), math.gcd(wide, narrow))
+            self._attend(rows, index, layer, splits)
+            self._join(rows, self._product("o", rows, self.attended, (layer.o,)), layer.post_norm)
+            self._gate(rows, layer)
+            self._join(rows, self._product("down", rows, self.gated, (layer.down,)), after)
+
+    def _open(self, rows: int) -> None:
+        t = self.attention_tiles(rows)
+        open_step_kernel[(rows + 1,)](
+            self.step, self.last, self.table, self.weights.embedding, self.weights.layers[0].input_norm, self.h,
+            self.normed, self.plan, self.first, self.count, rows, self.weights.kv_heads, t.target,
+            self.step.stride(0), self.table.stride(0), self.hidden, self.weights.eps,
+            BLOCK_K=triton.next_power_of_2(self.hidden), P=self.page_size,
+            ROWS=triton.next_power_of_2(rows), ITEMS=self.items, BN=t.bn, num_warps=4,
+        )  # fmt: skip
+
+    def _product(self, kind: str, rows: int, x: Tensor, weights: tuple[Tensor, ...], divisor: int = 0) -> int:
+        """Leaves the parts of x times the weights in `qkv` or `parts`; returns how many."""
+        n, k = sum(weight.shape[0] for weight in weights), x.shape[1]
+        t = self.tiles(kind, rows, n, k, divisor)
+        out = self.qkv if kind == "qkv" else self.parts
+        first, second, third = (*weights, weights[0], weights[0])[:3]
+        heights = (first.shape[0], second.shape[0]) if len(weights) == 3 else (n, 0)
+        split_product_kernel[(math.ceil(rows / t.bm), math.ceil(n / t.bn), t.splits)](
+            x, first, _distance(first, second), _distance(first, third), out, n, *heights, k, out.stride(0),
+            BN=t.bn, BM=t.bm, BK=t.bk, SPLITS=t.splits, EVEN_K=t.even(k), STAGES=t.stages, AHEAD=t.ahead_of(k),
+            PDL=self.overlap, num_warps=t.warps, launch_pdl=self.overlap,
+        )  # fmt: skip
+        return t.splits
+
+    def _join(self, rows: int, splits: int, norm: Tensor) -> None:
+        block = triton.next_power_of_2(self.hidden)
+        join_kernel[(rows,)](
+            self.parts, self.h, norm, self.normed, self.hidden, self.parts.stride(0), self.weights.eps,
+            BLOCK=block, SPLITS=splits, PDL=self.overlap, num_warps=min(8, max(1, block // 256)),
+            launch_pdl=self.overlap,
+        )  # fmt: skip
+
+    def _attend(self, rows: int, index: int, layer: LayerWeights, splits: int) -> None:
+        w, kv = self.weights, self.kv[index]
+        biases = layer.biases or (layer.q,) * 3
+        norms = layer.head_norms or (layer.q,) * 2
+        t = self.attention_tiles(rows)
+        items = min(self.items, rows + math.ceil(t.target / w.kv_heads))
+        decode_attention_kernel[(items * w.kv_heads,)](
+            self.qkv, *biases, *norms, *self.rotary, kv, self.attended, self.step[POSITION], self.step[SLOT],
+            self.table, self.plan, self.first, self.count, self.item_parts, self.item_sums, self.arrivals,
+            w.scale * math.log2(math.e), w.eps, self.qkv.stride(0), self.table.stride(0), kv.stride(1), kv.stride(0),
+            ITEMS=self.items, HEADS=w.kv_heads, GROUP=self.group,
+            BH=triton.next_power_of_2(self.group + 2), D=w.head_size, P=self.page_size, BN=t.bn,
+            W=t.warps, STAGES=t.stages, SPLITS=splits, BIAS=layer.biases is not None,
+            NORM=layer.head_norms is not None, PREFETCH=t.prefetch, PDL=self.overlap,
+            num_warps=t.warps, launch_pdl=self.overlap,
+        )  # fmt: skip
+
+    def _gate(self, rows: int, layer: LayerWeights) -> None:
+        n, k = layer.gate.shape
+        t = self.tiles("gate_up", rows, 2 * n, k)
+        gated_product_kernel[(math.ceil(rows / t.bm), math.ceil(2 * n / t.bn))](
+            self.normed, layer.gate, _distance(layer.gate, layer.up), self.gated, n, k, BN=t.bn, BM=t.bm, BK=t.bk,
+            EVEN_K=t.even(k), STAGES=t.stages, AHEAD=t.ahead_of(k), PDL=self.overlap, num_warps=t.warps,
+            launch_pdl=self.overlap,
+        )  # fmt: skip
+
+
+def _distance(base: Tensor, other: Tensor) -> int:
+    """Elements from base to other, two tensors anywhere in the device's one address space."""
+    bytes_apart = other.data_ptr() - base.data_ptr()
+    if bytes_apart % base.element_size():
+        raise ValueError("two weights of one layer are not a whole number of elements apart")
+    return bytes_apart // base.element_size()

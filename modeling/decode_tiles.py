@@ -1,0 +1,106 @@
+"""Tile shapes of the decode kernels: chosen by rule from the shapes alone, so that nothing is tuned at start-up.
+
+The rules were read off whole-step timings on an H200 (`benchmarks/RESULTS_decode.md`); other shapes follow by analogy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+PROCESSORS = 132  # multiprocessors of an H100 or H200
+SMALL = 8 << 20  # weights of a product up to this many elements are bound by latency, not by bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Tiles of one product."""
+
+    bn: int  # weight rows of a program
+    bm: int  # activation rows
+    bk: int
+    splits: int  # parts of the k range
+    stages: int
+    warps: int
+    ahead: int  # columns read ahead of the wait for the activations
+
+    def ahead_of(self, k: int) -> int:
+        """The columns read ahead: a power of two, at most `ahead` and the shortest split."""
+        each = math.ceil(math.ceil(k / self.bk) / self.splits) * self.bk
+        shortest = k - (self.splits - 1) * each
+        return min(self.ahead, 1 << (shortest.bit_length() - 1))
+
+    def even(self, k: int) -> bool:
+        """Whether every tile of the loop over the rest is whole."""
+        return k % self.bk == 0 and self.ahead_of(k) % self.bk == 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTiles:
+    bn: int  # tokens of a tile
+    warps: int
+    stages: int  # the page numbers take half of them
+    target: int  # programs to cut the work into
+    prefetch: int  # tokens of an item asked for ahead of the wait
+
+
+# kind -> (bn, bk, splits, stages, warps, ahead), for few and for many weights.
+FEW_ROWS = {  # up to 32
+    "qkv": ((64, 64, 4, 2, 4, 256), (64, 64, 3, 3, 4, 256)),
+    "o": ((64, 64, 4, 2, 4, 512), (64, 64, 6, 2, 4, 512)),
+    "gate_up": ((64, 64, 1, 8, 4, 128), (64, 64, 1, 4, 4, 128)),
+    "down": ((64, 64, 6, 2, 4, 512), (64, 64, 6, 4, 4, 256)),
+    "head": ((64, 64, 1, 4, 4, 128), (64, 64, 1, 4, 4, 128)),
+}
+SOME_ROWS = {  # up to 64
+    "qkv": ((64, 64, 2, 2, 4, 512), (64, 64, 1, 8, 4, 128)),
+    "o": ((64, 64, 4, 2, 4, 512), (64, 128, 3, 3, 4, 256)),
+    "gate_up": ((64, 64, 1, 4, 4, 256), (128, 64, 1, 4, 4, 64)),
+    "down": ((64, 64, 6, 2, 4, 512), (64, 128, 3, 3, 4, 256)),
+    "head": ((64, 64, 1, 3, 4, 128), (64, 64, 1, 3, 4, 64)),
+}
+MANY_ROWS = {  # in tiles of 64
+    "qkv": ((64, 64, 1, 4, 4, 128), (64, 64, 1, 4, 4, 128)),
+    "o": ((64, 64, 2, 3, 4, 64), (64, 64, 2, 3, 4, 64)),
+    "gate_up": ((128, 64, 1, 3, 4, 64), (128, 64, 1, 3, 4, 64)),
+    "down": ((64, 64, 2, 4, 4, 128), (64, 64, 2, 4, 4, 128)),
+    "head": ((64, 64, 1, 3, 4, 64), (64, 64, 1, 3, 4, 64)),
+}
+
+
+def rows_tile(rows: int) -> int:
+    """BM: the least of 16, 32, 64 that holds all rows; more rows take several tiles of 64."""
+    return next(bm for bm in (16, 32, 64) if rows <= bm or bm == 64)
+
+
+def product_tiles(kind: str, rows: int, n: int, k: int, itemsize: int, divisor: int = 0) -> Tiles:
+    """Tiles of one product [rows, k] x [n, k]ᵀ; kind: qkv, o, gate_up (n counts both), down or head.
+
+    divisor: what bn must divide, 0 if nothing. fp32 takes half the columns, for the same bytes.
+    """
+    bm = rows_tile(rows)
+    table = FEW_ROWS if rows <= 32 else SOME_ROWS if rows <= 64 else MANY_ROWS
+    bn, bk, splits, stages, warps, ahead = table[kind][n * k > SMALL]
+    if divisor:
+        bn = math.gcd(divisor, bn)
+    tiles = Tiles(bn, bm, bk, 1, stages, warps, ahead)
+    if itemsize == 4:
+        tiles = replace(tiles, bk=bk // 2, ahead=ahead // 4, stages=min(stages, 3))
+    steps = math.ceil(k / tiles.bk)
+    return replace(tiles, splits=math.ceil(steps / math.ceil(steps / splits)))  # no empty last split
+
+
+def attention_tiles(rows: int, kv_heads: int, qkv_weights: int, itemsize: int) -> AttentionTiles:
+    """One wave of programs where rows times heads about fill one: one program a multiprocessor, two, or four small.
+
+    Keys are asked for ahead where the q/k/v product before is long enough (its weights: qkv_weights) to hide that.
+    """
+    pairs = rows * kv_heads
+    if itemsize == 4:
+        return AttentionTiles(bn=32, warps=2, stages=3, target=4 * PROCESSORS, prefetch=0)
+    if PROCESSORS // 2 < pairs <= PROCESSORS:
+        ahead = 128 if qkv_weights > SMALL else 0
+        return AttentionTiles(bn=64, warps=4, stages=9, target=PROCESSORS, prefetch=ahead)
+    if 2 * PROCESSORS < pairs <= 4 * PROCESSORS:
+        return AttentionTiles(bn=32, warps=2, stages=7, target=4 * PROCESSORS, prefetch=0)
+    return AttentionTiles(bn=64, warps=4, stages=7, target=2 * PROCESSORS, prefetch=0)

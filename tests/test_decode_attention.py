@@ -1,0 +1,112 @@
+"""The paged decode attention against plain torch (in Triton's interpreter without a GPU)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.interpreted import DEVICE
+
+import triton  # isort: skip
+
+from modeling.decode_attention import decode_attention_kernel  # isort: skip
+from modeling.decode_stack import open_step_kernel  # isort: skip
+
+PAGE, D, BN, WARPS, ITEMS = 16, 16, 32, 2, 64
+SHORTEST = 2 * BN  # tokens of a piece, at least
+ROW_PAGES = 32
+
+
+def plan(positions: list[int], kv_heads: int, target: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Items [3, ITEMS], first and count [rows] for rows whose new tokens stand at `positions`."""
+    rows = len(positions)
+    step = torch.zeros(6, rows, dtype=torch.int32)
+    step[1] = torch.tensor(positions)
+    step[4] = torch.arange(rows)
+    step = step.to(DEVICE)
+    items = torch.zeros(3, ITEMS, dtype=torch.int32, device=DEVICE)
+    first, count, last = (torch.zeros(rows, dtype=torch.int32, device=DEVICE) for _ in range(3))
+    table = torch.zeros(rows, max(positions) // PAGE + 1, dtype=torch.int32, device=DEVICE)
+    embedding = torch.zeros(1, 16, device=DEVICE)
+    h, normed = torch.zeros(rows, 16, device=DEVICE), torch.zeros(rows, 16, device=DEVICE)
+    open_step_kernel[(rows + 1,)](
+        step, last, table, embedding, embedding, h, normed, items, first, count, rows, kv_heads, target,
+        step.stride(0), table.stride(0), 16, 1e-6, BLOCK_K=16, P=PAGE, ROWS=triton.next_power_of_2(rows), ITEMS=ITEMS,
+        BN=BN,
+    )  # fmt: skip
+    return items, first, count
+
+
+def attend(positions: list[int], kv_heads: int, group: int, target: int, splits: int = 1):
+    """(kernel's output, expected output, cache after, cache before with the new keys and values put in)."""
+    torch.manual_seed(0)
+    rows = len(positions)
+    items, first, count = plan(positions, kv_heads, target)
+    pages = [(1 + ROW_PAGES * r + torch.arange(ROW_PAGES)).flip(0) for r in range(rows)]
+    kv = torch.randn(2, ROW_PAGES * rows + 1, kv_heads, PAGE, D)
+    table = torch.zeros(rows + 1, ROW_PAGES, dtype=torch.int32)
+    for row in range(rows):
+        table[row + 1] = pages[row]
+    qkv = torch.randn(splits, rows, kv_heads * (group + 2) * D)
+    line = qkv.sum(0)
+    q = line[:, : kv_heads * group * D].view(rows, kv_heads, group, D)
+    k, v = line[:, kv_heads * group * D :].view(rows, 2, kv_heads, D).unbind(1)
+    after, expected = kv.clone(), torch.zeros(rows, kv_heads, group, D)
+    for row, position in enumerate(positions):
+        page = pages[row][position // PAGE]
+        after[0, page, :, position % PAGE], after[1, page, :, position % PAGE] = k[row], v[row]
+        keys, values = (x[pages[row]].transpose(0, 1).flatten(1, 2)[:, : position + 1] for x in after)
+        expected[row] = ((q[row] @ keys.mT) / math.sqrt(D)).softmax(-1) @ values
+    kv, table, qkv = kv.to(DEVICE), table.to(DEVICE), qkv.to(DEVICE)
+    out = torch.full((rows, kv_heads * group * D), float("nan"), device=DEVICE)
+    parts = torch.full((ITEMS * kv_heads * group * D,), float("nan"), device=DEVICE)
+    sums = torch.full((ITEMS * kv_heads * group * 2,), float("nan"), device=DEVICE)
+    arrivals = torch.zeros(rows * kv_heads, dtype=torch.int32, device=DEVICE)
+    ones, zeros = torch.ones(512, D, device=DEVICE), torch.zeros(512, D, device=DEVICE)
+    slots = torch.arange(1, rows + 1, dtype=torch.int32, device=DEVICE)
+    decode_attention_kernel[(int(count.sum()) * kv_heads,)](
+        qkv, ones, ones, ones, ones, ones, ones, zeros, kv, out,
+        torch.tensor(positions, dtype=torch.int32, device=DEVICE), slots, table, items, first, count, parts, sums,
+        arrivals, math.log2(math.e) / math.sqrt(D), 1e-6, qkv.stride(0), table.stride(0), kv.stride(1), kv.stride(0),
+        ITEMS=ITEMS, HEADS=kv_heads, GROUP=group, BH=triton.next_power_of_2(group + 2), D=D, P=PAGE, BN=BN, W=WARPS,
+        STAGES=3, SPLITS=splits, BIAS=False, NORM=False, PREFETCH=0, PDL=False, num_warps=WARPS,
+    )  # fmt: skip
+    assert not arrivals.any(), "the counters are left as they were found"
+    return out.view_as(expected).cpu(), expected, kv.cpu(), after, count.tolist()
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 8])
+def test_grouped_heads_attend_to_every_token_up_to_their_own(group):
+    out, expected, kv, after, _ = attend([0, 14, 15, 16, 40], kv_heads=2, group=group, target=4, splits=2)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(kv, after), "exactly the new keys and values were written"
+
+
+@pytest.mark.parametrize("pieces", range(1, 9))
+def test_a_row_cut_in_pieces_gives_the_same(pieces):
+    past = SHORTEST * pieces - 3  # an odd length: the last piece is not whole
+    out, expected, _, _, count = attend([past - 1, 0], kv_heads=1, group=2, target=1000)
+    assert count == [pieces, 1]
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("past", range(500, 1100, 40))
+def test_rows_that_fill_the_gpu_about_once_are_not_cut(past):
+    _, _, count = plan([past] * 16, kv_heads=8, target=132)
+    assert count.tolist() == [1] * 16
+
+
+@pytest.mark.parametrize("target", [1, 7, 40])
+def test_items_cover_every_token_once(target):
+    positions = [0, 100, 31, 32, 180, 7]
+    items, first, count = (x.cpu() for x in plan(positions, 2, target))
+    for row, position in enumerate(positions):
+        mine = items[:, first[row] : first[row] + count[row]]
+        assert mine[0].tolist() == [row] * int(count[row])
+        edges = [0, *mine[2].tolist()]
+        assert mine[1].tolist() == edges[:-1]
+        assert edges[-1] == position + 1
+    assert (items[0, int(count.sum()) :] == -1).all()
+    assert int(count.sum()) <= len(positions) + math.ceil(target / 2)

@@ -1,0 +1,72 @@
+"""The fused decode step computes what the Hugging Face modules compute (in Triton's interpreter without a GPU)."""
+
+import pytest
+import torch
+
+from tests.interpreted import DEVICE
+
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config  # isort: skip
+
+from modeling.decode_stack import DecodeStack  # isort: skip
+from modeling.decode_tiles import AttentionTiles  # isort: skip
+from modeling.fused import decode_weights  # isort: skip
+
+PAGE = 16
+FAMILIES = {"qwen3": Qwen3Config, "llama": LlamaConfig, "qwen2": Qwen2Config}
+
+
+def tiny(family: str, heads: int = 4, kv_heads: int = 2, tie: bool = True):
+    torch.manual_seed(0)
+    config = FAMILIES[family](
+        vocab_size=97, hidden_size=64, intermediate_size=72, num_hidden_layers=2, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, head_dim=16, tie_word_embeddings=tie, max_position_embeddings=512,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(DEVICE).eval()
+    for name, parameter in model.named_parameters():  # norms and biases of ones and zeros would hide mistakes
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.3)
+    return model
+
+
+def stack_for(model, rows: int, slots: int, pages: int, context: int) -> DecodeStack:
+    weights = decode_weights(model)
+    kv = torch.full(
+        (len(weights.layers), 2, pages, weights.kv_heads, PAGE, weights.head_size), float("nan"), device=DEVICE
+    )
+    table = torch.zeros(slots, context // PAGE, dtype=torch.int32, device=DEVICE)
+    last = torch.zeros(slots, dtype=torch.int32, device=DEVICE)
+    positions = torch.arange(context, device=DEVICE)[None]
+    cos, sin = model.model.rotary_emb(model.model.embed_tokens.weight, positions)
+    stack = DecodeStack(weights, kv, table, last, (cos[0], sin[0]), rows, overlap=False)
+    stack.attention_override = AttentionTiles(bn=32, warps=2, stages=3, target=4, prefetch=0)  # few idle programs
+    return stack
+
+
+def decode(stack: DecodeStack, lines: list[list[int]], pages: list[list[int]]) -> torch.Tensor:
+    """Feeds the lines token by token, rows that have ended idle in the scratch page; final hidden states after norm of
+    each line's last token."""
+    ends = [None] * len(lines)
+    for position in range(max(map(len, lines))):
+        for row, line in enumerate(lines):
+            live = position < len(line)
+            step = [line[position], position, 0, 0, row + 1, pages[row][position // PAGE]] if live else [0] * 6
+            stack.step[:, row] = torch.tensor(step, dtype=torch.int32)
+        stack.launch(len(lines))
+        for row, line in enumerate(lines):
+            if position == len(line) - 1:
+                ends[row] = stack.normed[row].clone()
+    return torch.stack(ends)
+
+
+@pytest.mark.parametrize(
+    ("family", "heads", "kv_heads"), [("qwen3", 4, 2), ("llama", 4, 4), ("qwen2", 8, 1), ("qwen3", 2, 1)]
+)
+def test_decoding_token_by_token_equals_the_full_forward_of_the_modules(family, heads, kv_heads):
+    model = tiny(family, heads, kv_heads)
+    lines = [torch.randint(0, 97, (length,)).tolist() for length in (18, 1)]
+    stack = stack_for(model, rows=2, slots=3, pages=8, context=64)
+    ends = decode(stack, lines, pages=[[5, 2, 7, 1], [3, 6, 4, 0]])
+    for line, end in zip(lines, ends, strict=True):
+        with torch.no_grad():
+            expected = model.model(torch.tensor([line], device=DEVICE), use_cache=False).last_hidden_state[0, -1]
+        torch.testing.assert_close(end, expected, atol=2e-5, rtol=2e-5)

@@ -1,0 +1,42 @@
+"""Tile rules hold for any shape: nothing read twice, nothing empty, nothing beyond the buffers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from modeling.decode_tiles import attention_tiles, product_tiles, rows_tile
+
+SHAPES = [(4096, 1024), (19456, 2560), (2560, 9728), (80, 64), (144, 48), (151936, 4096), (6144, 80)]
+
+
+@pytest.mark.parametrize("kind", ["qkv", "o", "gate_up", "down", "head"])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("rows", [1, 17, 64, 65, 300])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_splits_are_never_empty_and_reading_ahead_stays_inside_them(kind, n, k, rows, itemsize):
+    tiles = product_tiles(kind, rows, n, k, itemsize)
+    each = math.ceil(math.ceil(k / tiles.bk) / tiles.splits) * tiles.bk
+    last = k - (tiles.splits - 1) * each
+    ahead = tiles.ahead_of(k)
+    assert last > 0
+    assert 16 <= ahead <= min(each, last)
+    assert ahead & (ahead - 1) == 0, "a power of two"
+    assert tiles.splits == 1 or kind in ("qkv", "o", "down"), "only these kernels' readers sum parts"
+    assert tiles.splits <= 8, "`modeling.decode_stack` has room for as many parts"
+    assert not tiles.even(k) or (last - ahead) % tiles.bk == 0
+
+
+def test_the_fused_projection_tiles_do_not_straddle_two_matrices():
+    assert product_tiles("qkv", 16, 144, 96, 4, divisor=48).bn == 16
+
+
+def test_rows_fill_the_least_tile():
+    assert [rows_tile(rows) for rows in (1, 16, 17, 33, 64, 65, 256)] == [16, 16, 32, 64, 64, 64, 64]
+
+
+def test_about_one_wave_of_attention_programs_where_rows_allow_it():
+    assert attention_tiles(16, 8, 1 << 22, 2).target == 132
+    assert attention_tiles(64, 8, 1 << 22, 2).target == 528
+    assert attention_tiles(256, 8, 1 << 22, 2).target == 264

@@ -1,0 +1,77 @@
+"""Which models the decode kernels take, and that they read live weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from modeling.fused import UnsupportedModel, check_addresses, decode_weights
+
+SHAPE = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def build(config, dtype=torch.float32):
+    return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+@pytest.mark.parametrize("config", [Qwen3Config, Qwen2Config, LlamaConfig])
+def test_the_weights_are_the_parameters_themselves(config):
+    model = build(config(**SHAPE, tie_word_embeddings=False))
+    weights = decode_weights(model)
+    parameters = {parameter.data_ptr() for parameter in model.parameters()}
+    assert set(weights.addresses()) == parameters, "all of them, and nothing copied"
+    assert (weights.layers[0].biases is not None) == (config is Qwen2Config)
+    assert (weights.layers[0].head_norms is not None) == (config is Qwen3Config)
+
+
+def test_a_tied_head_is_the_embedding():
+    weights = decode_weights(build(Qwen3Config(**SHAPE, tie_word_embeddings=True)))
+    assert weights.head.data_ptr() == weights.embedding.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (LlamaConfig(**SHAPE, mlp_bias=True), "gate_proj has a bias"),
+        (LlamaConfig(**SHAPE, attention_bias=True), "o_proj has a bias"),
+        (Qwen3Config(**{**SHAPE, "head_dim": 24}), "head size 24"),
+        (Qwen3Config(**SHAPE, hidden_act="gelu"), "activation 'gelu'"),
+        (Qwen3Config(**SHAPE, use_sliding_window=True, sliding_window=8, max_window_layers=1), "sliding_attention"),
+        (
+            Qwen3Config(**SHAPE, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
+            "rotary type 'dynamic'",
+        ),
+    ],
+)
+def test_anything_the_kernels_do_not_restate_is_refused_with_the_reason(config, reason):
+    with pytest.raises(UnsupportedModel, match=reason):
+        decode_weights(build(config))
+
+
+def test_a_wrapped_projection_is_refused():
+    model = build(Qwen3Config(**SHAPE))
+    model.model.layers[1].mlp.up_proj = torch.nn.Sequential(model.model.layers[1].mlp.up_proj)
+    with pytest.raises(UnsupportedModel, match=r"layers\.1\.up_proj is a Sequential"):
+        decode_weights(model)
+
+
+def test_mixed_and_half_dtypes_are_refused():
+    model = build(Qwen3Config(**SHAPE))
+    model.model.norm.to(torch.bfloat16)
+    with pytest.raises(UnsupportedModel, match="all float32 or all bfloat16"):
+        decode_weights(model)
+
+
+def test_weights_updated_in_place_pass_the_address_check_and_replaced_ones_do_not():
+    model = build(Qwen3Config(**SHAPE))
+    addresses = decode_weights(model).addresses()
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.add_(1.0)
+    check_addresses(model, addresses)
+    model.model.layers[0].mlp.down_proj.weight.data = model.model.layers[0].mlp.down_proj.weight.data.clone()
+    with pytest.raises(RuntimeError, match="moved in memory"):
+        check_addresses(model, addresses)

@@ -1,0 +1,165 @@
+"""Decoding in CUDA graphs draws what eager decoding draws (needs a GPU), and its bookkeeping (anywhere)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from modeling.attention import IMPLEMENTATION
+from rollout.cache import PagedCache
+from rollout.decoder import LAST_DRAW, EagerDecoder
+from rollout.noise import row_key
+from rollout.scheduler import Chunk
+from tests.interpreted import DEVICE
+
+from modeling.decode_stack import KEY0, KEY1, PAGE, POSITION, SLOT, TOKEN  # isort: skip
+from rollout.graphs import GraphDecoder, _fill, _order, ladder  # isort: skip
+
+gpu = pytest.mark.skipif(DEVICE == "cpu", reason="captured graphs need a CUDA device")
+FAMILIES = {"qwen3": Qwen3Config, "llama": LlamaConfig, "qwen2": Qwen2Config}
+PAGE_SIZE, CONTEXT, VOCABULARY = 16, 256, 311
+
+
+def make(family: str, dtype: torch.dtype = torch.float32):
+    torch.manual_seed(0)
+    config = FAMILIES[family](
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=192, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, tie_word_embeddings=family == "qwen3", max_position_embeddings=512,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION, dtype=torch.float32)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.15 if parameter.ndim > 1 else 0.3, mean=float(parameter.ndim == 1))
+    model = model.to(DEVICE, dtype).eval()
+    return model, PagedCache(model.config, 120, PAGE_SIZE, dtype, DEVICE)
+
+
+def eager(model, cache) -> EagerDecoder:
+    return EagerDecoder(model, cache, "auto")
+
+
+def graphs(model, cache, max_rows: int = 6, temperature: float = 1.0) -> GraphDecoder:
+    return GraphDecoder(
+        model, cache, eager(model, cache), max_rows=max_rows, context_length=CONTEXT, temperature=temperature
+    )  # fmt: skip
+
+
+def rollout(decoder, prompts: list[int], steps: int, temperature: float = 1.0, rows: list[int] | None = None):
+    """Prompts of the given lengths, then `steps` draws each, rows starting one step apart and with a forced token in
+    the fourth step; returns (tokens of each row, log-probs of each row)."""
+    generator = torch.Generator().manual_seed(1)
+    lines = [torch.randint(0, VOCABULARY, (n,), generator=generator).tolist() for n in prompts]
+    pages = [list(range(1 + 16 * i, 17 + 16 * i))[::-1] for i in range(len(prompts))]
+    computed, logprobs = [0] * len(lines), [[] for _ in lines]
+    for step in range(steps + len(lines)):
+        chunks, drawing = [], []
+        for i, line in enumerate(lines):
+            if not i <= step < i + steps:
+                continue
+            if step - i == 4:
+                line.append(7)  # forced: two tokens are now new, the row takes a longer chunk
+            chunk = Chunk(
+                row=(rows or range(len(lines)))[i], token_ids=line[computed[i] :], start=computed[i], pages=pages[i],
+                key=row_key(5, 0, i, 0), sample=step - i != 6,
+            )  # fmt: skip
+            computed[i] = len(line)
+            chunks.append(chunk)
+            if chunk.sample:
+                drawing.append(i)
+            else:
+                line.append(11)  # forced in place of a draw
+        draws = decoder.run(chunks, temperature)
+        for i, token, logprob in zip(drawing, draws.tokens, draws.logprobs, strict=True):
+            lines[i].append(token)
+            logprobs[i].append(logprob)
+    return lines, logprobs
+
+
+@gpu
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+def test_a_graph_draws_the_ids_and_logprobs_of_the_eager_decoder(family, temperature):
+    expected = rollout(eager(*make(family)), [3, 40, 17, 33, 1], 40, temperature)
+    decoder = graphs(*make(family), temperature=temperature)
+    lines, logprobs = rollout(decoder, [3, 40, 17, 33, 1], 40, temperature)
+    assert lines == expected[0]
+    torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(expected[1]), atol=2e-5, rtol=1e-4)
+    assert decoder.replays > 0
+    assert decoder.captures == len(ladder(6)), "everything was captured at the start"
+
+
+@gpu
+def test_a_row_draws_the_same_alone_and_in_another_decode_row():
+    lines, _ = rollout(graphs(*make("qwen3")), [30, 5, 21], 30)
+    again, _ = rollout(graphs(*make("qwen3"), max_rows=5), [30, 5, 21], 30, rows=[4, 0, 2])
+    assert again == lines
+
+
+@gpu
+def test_the_next_replay_sees_weights_changed_by_an_optimizer_step():
+    model, cache = make("qwen3")
+    decoder = graphs(model, cache)
+    before, _ = rollout(decoder, [9], 20)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model(input_ids=torch.tensor([before[0]], device=DEVICE), use_cache=False, attention_mask=None,
+          rows=_training_rows(len(before[0]))).logits.logsumexp(-1).sum().backward()  # fmt: skip
+    optimizer.step()
+    after, _ = rollout(decoder, [9], 20)
+    assert after == rollout(eager(model, PagedCache(model.config, 120, PAGE_SIZE, torch.float32, DEVICE)), [9], 20)[0]
+    assert after != before
+
+
+def _training_rows(length: int):
+    from modeling.attention import SOFTMAX, TrainingRows
+
+    return TrainingRows([length], SOFTMAX["auto"], DEVICE)
+
+
+@gpu
+def test_draws_read_one_step_late_are_the_same():
+    lines, _ = rollout(graphs(*make("qwen3")), [12], 12)
+    decoder = graphs(*make("qwen3"))
+    chunk = {"row": 2, "pages": list(range(1, 17))[::-1], "key": row_key(5, 0, 0, 0), "sample": True}
+    token = decoder.run([Chunk(token_ids=lines[0][:12], start=0, **chunk)], 1.0).tokens[0]
+    drawn = [token]
+    pending = decoder.submit([Chunk(token_ids=[token], start=12, **chunk)], 1.0)
+    for position in (13, 14):
+        following = decoder.submit([Chunk(token_ids=[LAST_DRAW], start=position, **chunk)], 1.0)
+        drawn += pending.read().tokens
+        pending = following
+    assert drawn + pending.read().tokens == lines[0][12:16]
+
+
+@gpu
+def test_moved_parameters_are_refused():
+    model, cache = make("qwen3")
+    decoder = graphs(model, cache)
+    weight = model.model.layers[1].mlp.up_proj.weight
+    weight.data = weight.data.clone()
+    with pytest.raises(RuntimeError, match="moved in memory"):
+        rollout(decoder, [4], 2)
+
+
+def test_the_ladder_ends_at_its_maximum():
+    assert ladder(1) == [1]
+    assert ladder(4) == [4]
+    assert ladder(48) == [4, 8, 16, 32, 48]
+
+
+def test_the_step_buffer_pads_with_rows_of_the_scratch_page():
+    view = np.full((6, 4), 9, dtype=np.int32)
+    key = (0x80000001, 3)
+    chunks = [Chunk(row=2, token_ids=[5], start=17, pages=[8, 6], key=key, sample=True)]
+    _fill(view, chunks, PAGE_SIZE)
+    assert view[[TOKEN, POSITION, KEY1, SLOT, PAGE], 0].tolist() == [5, 17, 3, 3, 6]
+    assert view.view(np.uint32)[KEY0, 0] == key[0]
+    assert not view[:, 1:].any()
+
+
+def test_draws_come_in_the_order_of_the_chunks():
+    def chunk(length: int, sample: bool) -> Chunk:
+        return Chunk(row=0, token_ids=[1] * length, start=0, pages=[1], key=(0, 0), sample=sample)
+
+    chunks = [chunk(1, True), chunk(3, True), chunk(1, False), chunk(2, False), chunk(1, True), chunk(9, True)]
+    assert _order(chunks) == [(True, 0), (False, 0), (True, 2), (False, 1)]

@@ -1,0 +1,41 @@
+"""Run by test_update.py under torchrun: gradients of each objective over two ranks, and a fault on one of them."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+from minibatch import plan_updates
+from tests.test_policy import gradients, make_policy, step
+from tests.test_update import OBJECTIVES, leave_gradients
+from update import update
+
+
+def main() -> None:
+    saved = {}
+    for name, loss in OBJECTIVES.items():
+        policy = make_policy(loss=loss)
+        [ranks] = plan_updates(step(), policy.config, 2)
+        value = leave_gradients(policy, ranks[dist.get_rank()])
+        dist.all_reduce(value)
+        saved[name] = (value.item(), gradients(policy))
+    policy = make_policy()
+    before = [p.detach().clone() for p in policy.model.parameters()]
+    [ranks] = plan_updates(step(), policy.config, 2)
+    mine = ranks[dist.get_rank()]
+    if dist.get_rank() == 1:
+        mine[0].advantages[0] = float("nan")
+    stats = update(policy, [mine], policy.config.loss, 1e-3)
+    unchanged = all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
+    flags = torch.tensor([unchanged, stats.updates[0].is_bad, mine[0].advantages.isfinite().all()], dtype=torch.int64)
+    every = [torch.zeros_like(flags) for _ in range(2)]
+    dist.all_gather(every, flags)
+    if dist.get_rank() == 0:
+        torch.save({"gradients": saved, "fault": [f.tolist() for f in every]}, sys.argv[1])
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()
