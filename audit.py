@@ -70,7 +70,7 @@ def _step_problems(config: Row, metrics: Row, rows: list[Row], decode: Callable[
     groups: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row["prompt_index"]].append(row)
-        expected = 1.0 if _is_right(row, decode) else -1.0
+        expected = _reward(row, _is_right(row, decode), config["reward"]["tool_bonus"])
         if row["reward"] != expected:
             yield f"{_name(row)} has reward {row['reward']}, recomputed {expected}"
     for members in groups.values():
@@ -80,6 +80,12 @@ def _step_problems(config: Row, metrics: Row, rows: list[Row], decode: Callable[
     mean = sum(row["reward"] for row in rows) / len(rows)
     if not math.isclose(metrics["reward"], mean, abs_tol=1e-9):
         yield f"reward is {metrics['reward']}, recomputed {mean}"
+
+
+def _reward(row: Row, right: bool, tool_bonus: float) -> float:
+    """+1 or -1, and for a wrong one what a call that ran brings."""
+    ran = [call for turn in row["turns"] for call in turn["calls"] if call["status"] == "ok"]
+    return 1.0 if right else -1.0 + (tool_bonus if ran else 0.0)
 
 
 def _loss_results(config: Row, metrics: Row, rows: list[Row]) -> Iterator[tuple[str | None, str | None]]:

@@ -142,6 +142,13 @@ class ToolConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardConfig:
     scale: Literal["none", "std"] = "none"  # group advantage: reward - mean, or that over the group's std
+    tool_bonus: float = 0.0  # added to the reward of a wrong trajectory that ran a call without an error
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.tool_bonus < 1, "reward.tool_bonus", self.tool_bonus,
+            "must lie in [0, 1), so that a wrong trajectory stays below 0",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,6 +170,7 @@ class TrainConfig:
     keep_checkpoints: int = 0  # newest checkpoints to keep, beside the best by evaluation; 0: all
     max_minutes: float | None = None  # wall time after which the run saves and ends with status 0; null: no limit
     num_threads: int | None = None  # torch CPU threads per process; None: torch's own choice
+    check: bool = True  # before the first step, run what `main.py check` runs
 
     def __post_init__(self) -> None:
         require(self.steps >= 1, "train.steps", self.steps, "must be at least 1")
@@ -197,14 +205,19 @@ class TrainConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalConfig:
     path: str = ""  # JSONL with the fields of data; empty: no evaluation
+    at_start: bool = False  # before the first step too
     every: int = 0  # steps between evaluations; 0: only after the last step
     samples_per_prompt: int = 1
     temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0  # draw from the fewest tokens that hold this probability; 1: from all
+    top_k: int = 0  # draw from the k likeliest tokens; 0: from all
 
     def __post_init__(self) -> None:
         require(self.every >= 0, "eval.every", self.every, "must be 0 (only at the end) or more")
         require(self.samples_per_prompt >= 1, "eval.samples_per_prompt", self.samples_per_prompt, "at least 1")
         require(self.temperature >= 0, "eval.temperature", self.temperature, "must be 0 (greedy) or more")
+        require(0 < self.top_p <= 1, "eval.top_p", self.top_p, "must lie in (0, 1]; 1 draws from all tokens")
+        require(self.top_k >= 0, "eval.top_k", self.top_k, "must be 0 (draw from all tokens) or more")
         require(
             self.temperature > 0 or self.samples_per_prompt == 1, "eval.samples_per_prompt", self.samples_per_prompt,
             "greedy samples are all equal; set 1, or eval.temperature above 0",
@@ -263,10 +276,11 @@ class Config:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
 
+_WHOLE_SOFTMAX = "training samples the whole softmax, since that is the distribution the update differentiates"
 # Keys people bring from other trainers, with the reason why they are not settings here.
 _FOREIGN = {
-    "top_p": "training samples the whole softmax, since that is the distribution the update differentiates",
-    "top_k": "training samples the whole softmax, since that is the distribution the update differentiates",
+    "top_p": f"{_WHOLE_SOFTMAX}; eval.top_p is for evaluation",
+    "top_k": f"{_WHOLE_SOFTMAX}; eval.top_k is for evaluation",
     "batch_size": "set rollout.trajectories_per_step and train.max_tokens_per_micro_batch",
 }
 

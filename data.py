@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,28 @@ def _parse_line(path: str | Path, number: int, line: str, config: DataConfig) ->
         return Problem(prompt, check_answer(answer), number)
     except ValueError as error:
         raise DataError(f"{where}: field {config.answer_field!r}: {error}") from error
+
+
+def duplicates(problems: Sequence[Problem], path: str) -> str | None:
+    """A warning with counts where a prompt stands more than once; None where each is distinct."""
+    counts = Counter(problem.prompt for problem in problems)
+    if len(counts) == len(problems):
+        return None
+    answers = {(problem.prompt, problem.answer) for problem in problems}
+    text = (
+        f"{path}: {len(problems)} rows hold {len(counts)} distinct prompts (the commonest {max(counts.values())} "
+        "times); scripts/prepare_data.py writes each once"
+    )
+    torn = sum(count > 1 for count in Counter(prompt for prompt, _ in answers).values())
+    return text + (f"; {torn} prompts have contradictory answers" if torn else "")
+
+
+def distinct(problems: Sequence[Problem]) -> list[Problem]:
+    """The first row of each prompt: an evaluation counts every problem once."""
+    firsts: dict[str, Problem] = {}
+    for problem in problems:
+        firsts.setdefault(problem.prompt, problem)
+    return list(firsts.values())
 
 
 def render_prompts(

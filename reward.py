@@ -1,24 +1,25 @@
 """From the final assistant text to a reward: the strict box rule, reason codes, group advantages. Pure, stdlib only.
 
 The rule: only the last `\\boxed{...}` of the last assistant message counts, outside thinking, braces matched; its
-content, cleaned as `_clean` says, must equal the reference: as numbers where both are numbers (exactly, no tolerance),
+content, cleaned as `boxes.clean` says, must equal the reference: as numbers where both are (exactly, no tolerance),
 else as strings. Nothing is evaluated. Every trajectory gets exactly one `Reason`, so the ledger sums to all of them.
 
-Left out: units, percent signs, mixed numbers and algebra (strings that differ are wrong); grading within a time limit,
-since every step is linear in the text but the product of two fractions, which is a fast multiplication.
+Left out: units, percent signs, mixed numbers and algebra (strings that differ are wrong); a time limit, since
+`boxes` is as good as linear in the text.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
+from decimal import Decimal
 from enum import StrEnum
 from typing import Literal
 
+from boxes import after_thinking, clean, closing_brace, equal, last_box, last_message
+from config import RewardConfig
 from rollout.records import RolloutRecord, Scored, StopReason
 
 
@@ -53,22 +54,22 @@ def grade(response: str, answer: str | int | float) -> Grade:
     answer: the reference, as `check_answer` accepts it; one that it refuses is never matched
     """
     reference = _reference_text(answer)
-    if reference is None or not _clean(reference):
+    if reference is None or not clean(reference):
         return _wrong(Reason.BAD_REFERENCE)
-    message = _last_message(response)
-    said = _after_thinking(message)
+    message = last_message(response)
+    said = after_thinking(message)
     if "<tool_call>" in said:
         return _wrong(Reason.TOOL_CALL)
-    begin = _last_box(said)
+    begin = last_box(said)
     if begin is None:
-        return _wrong(Reason.NO_BOX if _last_box(message) is None else Reason.BOX_IN_THINKING)
-    end = _closing_brace(said, begin)
+        return _wrong(Reason.NO_BOX if last_box(message) is None else Reason.BOX_IN_THINKING)
+    end = closing_brace(said, begin)
     if end is None:
         return _wrong(Reason.UNCLOSED_BOX)
-    content = _clean(said[begin:end])
+    content = clean(said[begin:end])
     if not content:
         return _wrong(Reason.EMPTY_BOX)
-    return Grade(True, Reason.CORRECT) if _equal(content, _clean(reference)) else _wrong(Reason.WRONG_VALUE)
+    return Grade(True, Reason.CORRECT) if equal(content, clean(reference)) else _wrong(Reason.WRONG_VALUE)
 
 
 def grade_trajectory(text: str, stop: StopReason, answer: str | int | float) -> Grade:
@@ -85,7 +86,7 @@ def check_answer(answer: object) -> str:
     text = _reference_text(answer)
     if text is None:
         raise ValueError(f"answer {answer!r:.80}: must be a non-empty string or a finite number")
-    if not _clean(text):
+    if not clean(text):
         raise ValueError(f"answer {text!r:.80}: is empty; every problem needs a reference")
     if not grade(f"\\boxed{{{text}}}", text).correct:
         raise ValueError(f"answer {text!r:.80}: does not match itself inside \\boxed{{}}; store the bare value")
@@ -134,9 +135,21 @@ def _advantages(group: list[float], scale: str) -> list[float]:
     return [value / deviation for value in scaled]
 
 
-def score(records: Sequence[RolloutRecord], grades: Sequence[Grade], scale: Literal["none", "std"]) -> list[Scored]:
+def shaping(record: RolloutRecord, verdict: Grade, config: RewardConfig) -> float:
+    """What is added to the +1 or -1 of a trajectory, 0 as shipped: reward.tool_bonus for a wrong one that ran a call
+    without an error. It stays below 1, so no sign ever changes. (Length is penalised, if at all, by the loss section.)
+    """
+    used = any(call.status == "ok" for turn in record.turns for call in turn.calls)
+    return config.tool_bonus if used and not verdict.correct else 0.0
+
+
+def score(
+    records: Sequence[RolloutRecord], grades: Sequence[Grade], scale: Literal["none", "std"],
+    shaped: Sequence[float] | None = None,
+) -> list[Scored]:  # fmt: skip
     """Rewards and advantages of all records that are trained on, in their order; groups share a `prompt_index`.
 
+    shaped: `shaping` of each record; None adds nothing
     `tool_infra` records are dropped. Where that leaves one sample of a prompt, its advantage is 0: there is nothing
     to compare it with.
     """
@@ -144,13 +157,15 @@ def score(records: Sequence[RolloutRecord], grades: Sequence[Grade], scale: Lite
     for index, (record, verdict) in enumerate(zip(records, grades, strict=True)):
         if is_trained(verdict.reason):
             groups.setdefault(record.prompt_index, []).append(index)
+    trained = (index for members in groups.values() for index in members)
+    reward = {index: reward_of(grades[index]) + (shaped[index] if shaped else 0.0) for index in trained}
     advantage: dict[int, float] = {}
     for members in groups.values():
-        rewards = [reward_of(grades[index]) for index in members]
+        rewards = [reward[index] for index in members]
         values = group_advantages([rewards], scale)[0] if len(members) > 1 else [0.0]
         advantage.update(zip(members, values, strict=True))
     return [
-        Scored(record=records[i], reward=reward_of(grades[i]), reason=grades[i].reason.value, advantage=advantage[i])
+        Scored(record=records[i], reward=reward[i], reason=grades[i].reason.value, advantage=advantage[i])
         for i in sorted(advantage)
     ]
 
@@ -174,126 +189,3 @@ def _reference_text(answer: object) -> str | None:
     if isinstance(answer, float) and math.isfinite(answer):
         return format(Decimal(repr(answer)), "f")
     return None
-
-
-_MESSAGE_END = re.compile(r"<\|im_end\|>|<\|endoftext\|>|<\|im_start\|>")
-_ASSISTANT = "<|im_start|>assistant"
-
-
-def _last_message(response: str) -> str:
-    """The last assistant message of a transcript that begins inside an assistant message."""
-    message = response.rpartition(_ASSISTANT)[2]
-    end = _MESSAGE_END.search(message)
-    return message[: end.start()] if end else message
-
-
-def _after_thinking(message: str) -> str:
-    """What is said outside thinking; an end without a beginning closes thinking that the prompt opened."""
-    return message.rpartition("</think>")[2].partition("<think>")[0]
-
-
-_BOX = re.compile(r"\\boxed\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is matched as a pair, so it does not count
-
-
-def _last_box(text: str) -> int | None:
-    """Where the content of the last box begins."""
-    begin = None
-    for match in _BOX.finditer(text):
-        begin = match.end()
-    return begin
-
-
-def _closing_brace(text: str, begin: int) -> int | None:
-    """Index of the brace that closes the group whose content begins at `begin`."""
-    depth = 1
-    for match in _BRACE.finditer(text, begin):
-        if match[0] == "{":
-            depth += 1
-        elif match[0] == "}":
-            depth -= 1
-            if depth == 0:
-                return match.start()
-    return None
-
-
-# Spacing that LaTeX sets narrower than a blank. A line break (two backslashes) is matched first, and kept.
-_SPACING = re.compile(r"\\\\|\\[,!;:]|~")
-_WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{|\\.|[{}]", re.DOTALL)
-_EDGE = "$" + "".join(char for char in map(chr, range(0x3001)) if char.isspace())
-_PEELS = 4  # layers of dollars, periods and braces around one answer; deeper ones are no answer
-
-
-def _clean(text: str) -> str:
-    """One spelling for what a box or a reference may hold: see the comments, in order."""
-    text = text.replace("\u2212", "-").replace("{,}", ",").replace("\\$", "$")
-    text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    text = _SPACING.sub(lambda match: match[0] if match[0] == "\\\\" else "", text)
-    return " ".join(_peel(_unwrap(text)).split())
-
-
-def _unwrap(text: str) -> str:
-    """Drops `\\text{...}` and its like, keeping what they hold."""
-    parts: list[str] = []
-    is_wrapper: list[bool] = []  # one entry per open group
-    position = 0
-    for match in _WRAPPER.finditer(text):
-        token = match[0]
-        parts.append(text[position : match.start()])
-        position = match.end()
-        if token.endswith("{") and token != "\\{":
-            is_wrapper.append(token != "{")
-            dropped = is_wrapper[-1]
-        else:
-            dropped = token == "}" and bool(is_wrapper) and is_wrapper.pop()
-        if not dropped:
-            parts.append(token)
-    return "".join(parts) + text[position:]
-
-
-def _peel(text: str) -> str:
-    """Drops blanks and dollars at both ends, braces around the whole, and one trailing period."""
-    period_left = True
-    for _ in range(_PEELS):
-        inner = text.strip(_EDGE)
-        if period_left and inner.endswith("."):
-            inner, period_left = inner[:-1].strip(_EDGE), False
-        if inner.startswith("{") and _closing_brace(inner, 1) == len(inner) - 1:
-            inner = inner[1:-1]
-        if inner == text:
-            break
-        text = inner
-    return text
-
-
-_DIGITS = r"(?:(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
-_GROUP = rf"(?:\{{\s*([+-]?{_DIGITS})\s*\}}|([0-9]))"
-_NUMBER = re.compile(rf"([+-]?)\s*(?:({_DIGITS})(?:\s*/\s*([+-]?{_DIGITS}))?|\\frac\s*{_GROUP}\s*{_GROUP})")
-_LOOSE_BLANK = re.compile(r" (?![0-9A-Za-z])|(?<![0-9A-Za-z]) ")
-_EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
-
-
-def _equal(one: str, other: str) -> bool:
-    """As numbers where both are, exactly; else as strings, in which blanks count only between letters or digits."""
-    first, second = _number(one), _number(other)
-    if first is None and second is None:
-        return _LOOSE_BLANK.sub("", one) == _LOOSE_BLANK.sub("", other)
-    if first is None or second is None:
-        return False
-    return _EXACT.multiply(first[0], second[1]) == _EXACT.multiply(second[0], first[1])
-
-
-def _number(text: str) -> tuple[Decimal, Decimal] | None:
-    """Numerator and denominator of an integer, decimal or fraction; None for anything else.
-
-    Decimal, not int or Fraction: both read digits in quadratic time, and int refuses more than 4,300 of them.
-    """
-    match = _NUMBER.fullmatch(text)
-    if match is None:
-        return None
-    sign, plain, below, *groups = match.groups()
-    top, bottom = (plain, below or "1") if plain else (groups[0] or groups[1], groups[2] or groups[3])
-    numerator, denominator = (Decimal(part.replace(",", "")) for part in (top, bottom))
-    if denominator == 0:
-        return None
-    return (_EXACT.minus(numerator) if sign == "-" else numerator), denominator

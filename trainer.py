@@ -6,7 +6,6 @@ alike, so that a step's numbers do not depend on the number of ranks or on how l
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from interruption import Interruption, Request
 from minibatch import plan_updates
 from ranks import Ranks
 from report.writers import RunWriter
-from reward import Grade, grade_trajectory, score
+from reward import Grade, grade_trajectory, score, shaping
 from rollout.records import RolloutRecord, SamplingConfig, Scored, StopReason
 from update import UpdateStats, update
 
@@ -91,6 +90,11 @@ class Trainer:
         """
         steps = self.config.train.steps
         with Interruption(self.config.train.max_minutes) as interruption:
+            if self.eval_data and self.config.eval.at_start and first_step == 0:
+                figures = self.evaluate(0)
+                if self._writer:
+                    shown = ("eval_avg_at_k", "eval_avg_low", "eval_avg_high", "eval_cut", "eval_boxless")
+                    print("before training", *(f" {name} {figures[name]:.4g}" for name in shown), flush=True)
             for step in range(first_step, steps):
                 row = self.train_step(step)
                 done = step + 1
@@ -172,8 +176,10 @@ class Trainer:
         indices: the problem of each prompt_index
         """
         answers = [self.data.problems[index].answer for index in indices]
-        scored = score(records, self._grades(records, answers), self.config.reward.scale)
-        return with_overlong_penalty(scored, self.config)
+        grades = self._grades(records, answers)
+        settings = self.config.reward
+        shaped = [shaping(record, verdict, settings) for record, verdict in zip(records, grades, strict=True)]
+        return with_overlong_penalty(score(records, grades, settings.scale, shaped), self.config)
 
     def _grades(self, records: Sequence[RolloutRecord], answers: Sequence[str]) -> list[Grade]:
         """answers: the reference of each prompt, by prompt_index."""
@@ -184,18 +190,20 @@ class Trainer:
         return grades
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """The policy after `step` steps on eval.path; training state is not touched."""
+        """The policy after `step` steps on eval.path; training state is not touched.
+
+        Rank 0 writes the whole result to evaluations/step_N.json; returned are the figures of the metrics line.
+        """
         assert self.eval_data is not None
-        sampling = dataclasses.replace(
-            sampling_of(self.config),
-            temperature=self.config.eval.temperature,
-            n_samples_per_prompt=self.config.eval.samples_per_prompt,
-            seed=self.config.train.seed + evaluation.SEED_OFFSET,
-        )
         with self._clock("eval"):
-            records = self._rollout(step, self.eval_data.prompts, sampling)
-        figures = evaluation.summarize(records, self._grades(records, [p.answer for p in self.eval_data.problems]))
-        return {f"eval_{name}": value for name, value in (figures | {"seconds": self._seconds["eval"]}).items()}
+            records = self._rollout(step, self.eval_data.prompts, evaluation.eval_sampling(self.config))
+        name = "on" if self.config.tool.enabled else "off"
+        evaluated = {name: evaluation.Evaluation.of(records, self.eval_data.problems, self.chat.decode)}
+        found = evaluation.results(self.config, evaluated, step)
+        if self._writer:
+            evaluation.write_results(self.run_dir / f"evaluations/step_{step}.json", found)
+        figures = evaluation.metrics(found["scores"][name]) | {"seconds": self._seconds.pop("eval")}
+        return {f"eval_{name}": value for name, value in figures.items()}
 
     def _row(self, step: int, sampled_step: SampledStep, stats: UpdateStats | None) -> dict[str, Any]:
         records, scored = sampled_step.records, sampled_step.scored

@@ -29,7 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe, read_bandwidth
-from main import build_decoder
+from building import build_decoder
 from modeling.attention import IMPLEMENTATION
 from modeling.shapes import SHIPPED
 from ranks import Ranks

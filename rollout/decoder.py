@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from modeling.attention import MIN_ROWS, NO_MASK, SOFTMAX
 from modeling.logprob import head_logits
 from rollout.cache import PagedCache, PagedRows, Span
-from rollout.sampler import sample
+from rollout.sampler import sample, truncate
 from rollout.scheduler import Chunk
 
 LAST_DRAW = -1  # stands for a token that the device has drawn and the host has not read yet
@@ -40,6 +40,7 @@ class Decoder(Protocol):
 
     pipelined: `submit` may be called once more before the step before is read; a row that drew in that step then names
     `LAST_DRAW` as its token. Steps are computed in the order of submission.
+    An evaluation that truncates passes `SamplingConfig.truncation` too; main.py then takes a decoder that knows it.
     """
 
     pipelined: bool
@@ -66,11 +67,11 @@ class EagerDecoder:
         self._model, self._cache = model, cache
         self._softmax = SOFTMAX[attn_implementation]
 
-    def submit(self, chunks: Sequence[Chunk], temperature: float) -> Done:
-        return Done(self.run(chunks, temperature))
+    def submit(self, chunks: Sequence[Chunk], temperature: float, **truncation: Any) -> Done:
+        return Done(self.run(chunks, temperature, **truncation))
 
     @torch.no_grad()
-    def run(self, chunks: Sequence[Chunk], temperature: float) -> Draws:
+    def run(self, chunks: Sequence[Chunk], temperature: float, top_k: int = 0, top_p: float = 1.0) -> Draws:
         device = self._cache.kv.device
         spans = [Span(c.start, len(c.token_ids), c.pages) for c in chunks]
         line = [token for c in chunks for token in c.token_ids]
@@ -90,5 +91,6 @@ class EagerDecoder:
         logits = head_logits(last, self._model.get_output_embeddings().weight, temperature)
         keys = torch.tensor([chunks[i].key for i in drawing], dtype=torch.int64, device=device).to(torch.int32)
         positions = torch.tensor([chunks[i].start + len(chunks[i].token_ids) for i in drawing], device=device)
+        logits = truncate(logits, top_k, top_p)
         tokens, logprobs = sample(logits, keys, positions, temperature)
         return Draws(tokens.tolist(), logprobs.tolist())

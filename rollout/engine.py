@@ -124,7 +124,7 @@ class RolloutEngine:
             plan = run.scheduler.plan()
             if plan:
                 chunks = [chunk for _, chunk in plan]
-                pending = self._decoder.submit(chunks, sampling.temperature)
+                pending = self._decoder.submit(chunks, sampling.temperature, **sampling.truncation)
                 flying, landed = run.expect(plan, pending), flying
                 if landed:
                     run.advance(landed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class StopReason(StrEnum):
@@ -54,6 +55,13 @@ class SamplingConfig:
     max_turns: int
     context_length: int
     seed: int  # with policy_step, prompt, sample and position it determines every draw
+    top_k: int = 0  # draw from the k likeliest tokens; 0: from all (as training must)
+    top_p: float = 1.0  # draw from the fewest tokens that hold this probability; 1: from all (as training must)
+
+    @property
+    def truncation(self) -> dict[str, Any]:
+        """What a decoder must be told beside the temperature: nothing where the whole softmax is drawn from."""
+        return {"top_k": self.top_k, "top_p": self.top_p} if self.top_k or self.top_p < 1 else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

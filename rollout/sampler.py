@@ -1,11 +1,13 @@
 """Draws tokens: Gumbel-max over fp32 logits, with the log-probability of what was drawn.
 
-The whole softmax is sampled: top-k and top-p would draw from another distribution than the one the update
-differentiates. This is the reference; `rollout.sampling_kernel` fuses the same function on CUDA.
+Training samples the whole softmax: top-k and top-p would draw from another distribution than the one the update
+differentiates. Evaluation may `truncate` first; noise and log-probability then are those of what is left. This is the
+reference; `rollout.sampling_kernel` fuses the same function on CUDA.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rollout.noise import gumbel
@@ -24,3 +26,21 @@ def sample(logits: Tensor, keys: Tensor, positions: Tensor, temperature: float) 
     tokens = scores.argmax(dim=-1)
     logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=-1)
     return tokens, logprobs
+
+
+def truncate(logits: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Minus infinity for every token outside the `top_k` likeliest (0: all), then outside the fewest likeliest that
+    together hold `top_p` of what is left (1: all; Holtzman et al. 2020). Tokens as likely as the last one stay.
+
+    logits: as `sample` takes them  # [B, V]
+    """
+    if 0 < top_k < logits.shape[1]:
+        smallest = logits.topk(top_k, dim=-1).values[:, -1:]  # [B, 1]
+        logits = logits.masked_fill(logits < smallest, float("-inf"))
+    if top_p < 1:
+        ordered = logits.sort(dim=-1, descending=True).values  # [B, V]
+        probabilities = ordered.softmax(dim=-1)
+        before = probabilities.cumsum(dim=-1) - probabilities  # what the likelier ones hold; 0 for the first
+        smallest = torch.where(before < top_p, ordered, float("inf")).amin(dim=-1, keepdim=True)  # [B, 1]
+        logits = logits.masked_fill(logits < smallest, float("-inf"))
+    return logits

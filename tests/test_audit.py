@@ -92,6 +92,18 @@ def test_a_spoilt_trajectory_is_left_out(tmp_path):
     assert run_audit(tmp_path, [*rows(), spoilt], metrics())[1] == []
 
 
+def test_shaped_rewards_are_recomputed_too(tmp_path):
+    config = changed("reward", tool_bonus=0.5)
+    shaped = rows()
+    for row, reward in zip(shaped, [1.0, -0.5, -0.5, 1.0], strict=True):
+        row.update(reward=reward, advantage=0.75 if reward > 0 else -0.75)
+    metric = metrics() | {"reward": 0.25}
+    assert run_audit(tmp_path, shaped, metric, config)[1] == []
+    shaped[1]["turns"][0]["calls"] = []
+    problems = run_audit(tmp_path, shaped, metric, config)[1]
+    assert any("sample 1 has reward -0.5, recomputed -1.0" in problem for problem in problems)
+
+
 BUDGET = min(CONFIG["rollout"]["max_turns"] * CONFIG["rollout"]["max_new_tokens"], CONFIG["rollout"]["context_length"])
 
 

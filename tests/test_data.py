@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from config import ConfigError, DataConfig
-from data import DataError, Problem, ProblemStream, ResponseTokenBatch, collate, load_problems, render_prompts
+from data import (
+    DataError,
+    Problem,
+    ProblemStream,
+    ResponseTokenBatch,
+    collate,
+    distinct,
+    duplicates,
+    load_problems,
+    render_prompts,
+)
 from minibatch import token_weights
 from tests.builders import record, scored
 
@@ -71,6 +81,24 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path):
     path.write_bytes(b'{"prompt": "\xe9"}')
     with pytest.raises(DataError, match="not UTF-8 at byte 12"):
         load_problems(path, CONFIG)
+
+
+def test_a_repeated_prompt_is_warned_of_with_counts():
+    rows = [Problem("a", "1", line) for line in range(100)] + [Problem("b", "2", 101)]
+    said = duplicates(rows, "p.jsonl")
+    assert said is not None and "p.jsonl: 101 rows hold 2 distinct prompts (the commonest 100 times)" in said
+    assert "contradictory" not in said
+    assert duplicates(rows[99:], "p.jsonl") is None
+
+
+def test_contradictory_answers_of_one_prompt_are_counted():
+    said = duplicates([Problem("a", "1", 1), Problem("a", "2", 2), Problem("b", "3", 3)], "p.jsonl")
+    assert said is not None and said.endswith("1 prompts have contradictory answers")
+
+
+def test_distinct_keeps_the_first_row_of_each_prompt_in_order():
+    rows = [Problem("b", "1", 1), Problem("a", "2", 2), Problem("b", "3", 3)]
+    assert distinct(rows) == rows[:2]
 
 
 PROBLEMS = [Problem("a", "1", 1), Problem("b" * 50, "2", 3), Problem("c", "3", 4)]

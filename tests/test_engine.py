@@ -112,6 +112,13 @@ def test_the_reference_run_calls_tools_and_answers(reference):
     assert any(turn.calls for r in reference for turn in r.turns)
 
 
+def test_top_k_of_one_is_greedy_and_leaves_no_doubt_in_the_log_probs(model, chat, reference):
+    greedy = generate(make_engine(model, chat, FakeTool()), chat, temperature=0.0)
+    first = generate(make_engine(model, chat, FakeTool()), chat, top_k=1)
+    assert ids(first) == ids(greedy) != ids(reference)
+    assert {logprob for r in first for logprob in r.logprobs} == {0.0}
+
+
 def test_sampled_ids_stand_verbatim_between_prompt_and_derived_suffixes(reference, chat):
     lines = prompts(chat)
     for record in reference:

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from tests.faults import POINTS
-from tests.test_main import ROOT, SMALL, metrics, numbers, trajectories, weights
+from tests.test_main import ROOT, metrics, numbers, trajectories, weights
+from tests.test_ranks import SETTINGS as RANK_SETTINGS
 from tests.test_ranks import launch
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
-SETTINGS = [word for setting in (*SMALL, "train.save_every=1") for word in ("--set", setting)]
+SETTINGS = [word for setting in RANK_SETTINGS for word in ("--set", setting)]
 
 
 def arguments(run_dir: Path) -> list[str]:

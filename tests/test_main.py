@@ -105,6 +105,30 @@ def test_the_hugging_face_copy_loads_and_keeps_tokenizer_and_template(straight):
     assert any(not torch.equal(changed[name], value) for name, value in weights(ROOT / "models/tiny_qwen3").items())
 
 
+def test_evaluations_and_the_check_leave_training_as_it_was(straight, tmp_path, capsys):
+    lines = (ROOT / "models/tiny_qwen3/problems_heldout.jsonl").read_text().splitlines()[:8]
+    (tmp_path / "heldout.jsonl").write_text("\n".join(lines))
+    settings = [f"eval.path={tmp_path}/heldout.jsonl", "eval.at_start=true", "eval.every=1", "eval.top_p=0.9",
+                "eval.samples_per_prompt=2", "train.check=false"]  # fmt: skip
+    assert run(tmp_path / "run", *settings) == 0  # the other run was checked and not evaluated
+    assert "before training  eval_avg_at_k" in capsys.readouterr().out
+    rows = metrics(tmp_path / "run")
+    assert all(0 <= row["eval_avg_low"] <= row["eval_avg_at_k"] <= row["eval_avg_high"] <= 1 for row in rows)
+    plain = [{k: v for k, v in row.items() if not k.startswith("eval")} for row in numbers(tmp_path / "run")]
+    assert plain == numbers(straight)
+    for step in (1, 2, 3, 4):
+        assert trajectories(tmp_path / "run", step) == trajectories(straight, step)
+    for name, value in weights(straight / "checkpoints/step_4").items():
+        assert torch.equal(weights(tmp_path / "run/checkpoints/step_4")[name], value), name
+    found = [json.loads((tmp_path / f"run/evaluations/step_{step}.json").read_text()) for step in range(5)]
+    assert [f["settings"]["step"] for f in found] == [0, 1, 2, 3, 4]
+    assert found[4]["scores"]["on"]["avg"]["value"] == rows[3]["eval_avg_at_k"]
+    assert len({f["scores"]["on"]["sampled_tokens"] for f in found}) > 1
+    assert program.main(["evaluate", "--run-dir", str(tmp_path / "run")]) == 0
+    again = json.loads((tmp_path / "run/evaluations/step_4_tools.json").read_text())
+    assert again["scores"] == found[4]["scores"]  # the checkpoint scores as it did during the run
+
+
 def test_a_resumed_run_continues_bit_for_bit_and_runs_only_the_remaining_steps(straight, tmp_path):
     assert run(tmp_path, "train.steps=4") == 0
     # The run is cut back to what a crash in step 3 leaves: checkpoint 2, a metrics line and a file of step 3.
@@ -260,6 +284,17 @@ def test_a_bad_data_line_is_refused_before_anything_is_written(capsys, tmp_path,
     path = tmp_path / "problems.jsonl"
     path.write_text('{"prompt": "What is 1+1?", "answer": "2"}\n' + line + "\n")
     assert words in error_of(capsys, tmp_path, f"data.path={path}")
+
+
+def test_duplicates_and_dropped_prompts_are_counted_aloud(capsys, tmp_path):
+    path = tmp_path / "problems.jsonl"
+    rows = [{"prompt": "What is 11*99+10?", "answer": "1099"}] * 3
+    rows += [{"prompt": "What is 12*99+10?", "answer": "1198"}, {"prompt": "x" * 5000, "answer": "1"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(tmp_path / "run", f"data.path={path}", "data.over_long_prompts=drop", "train.steps=1") == 0
+    said = capsys.readouterr().out
+    assert "5 rows hold 3 distinct prompts (the commonest 3 times)" in said
+    assert "1 of 5 prompts are longer than 191 tokens and left out" in said
 
 
 def test_a_run_folder_is_never_overwritten(straight, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from config import RewardConfig
 from reward import (
     Grade,
     Reason,
@@ -23,8 +25,9 @@ from reward import (
     is_trained,
     reward_of,
     score,
+    shaping,
 )
-from rollout.records import RolloutRecord, StopReason, Turn
+from rollout.records import RolloutRecord, StopReason, ToolCall, Turn
 
 CASES = Path(__file__).parent / "cases"
 
@@ -264,6 +267,31 @@ def test_scoring_drops_sandbox_failures_and_compares_within_the_prompt():
     assert [s.advantage for s in scored] == pytest.approx([4 / 3, 0, -2 / 3, -2 / 3, 0, 0])
     assert scored[4].advantage == 0.0, "a sample left alone has nothing to be compared with"
     assert scored[0].reason == "correct"
+
+
+RIGHT, WRONG = Grade(True, Reason.CORRECT), Grade(False, Reason.WRONG_VALUE)
+
+
+def called(*statuses: str) -> RolloutRecord:
+    calls = [ToolCall(name="python", code="1", status=status, text="1", seed=0, wall_s=0.0) for status in statuses]
+    return dataclasses.replace(record(0, 0), turns=(Turn(start=1, end=2, ended=True, calls=tuple(calls)),))
+
+
+def test_a_call_that_ran_is_worth_something_in_a_wrong_trajectory_alone_and_only_if_asked():
+    bonus = RewardConfig(tool_bonus=0.25)
+    assert shaping(called("error", "ok"), WRONG, bonus) == 0.25
+    assert shaping(called("ok"), RIGHT, bonus) == 0.0
+    assert shaping(called("error"), WRONG, bonus) == 0.0
+    assert shaping(called(), WRONG, bonus) == 0.0
+    assert shaping(called("ok"), WRONG, RewardConfig()) == 0.0
+
+
+def test_shaped_rewards_enter_the_advantages_of_their_trajectories():
+    records = [record(0, s) for s in range(3)]
+    grades = [WRONG, Grade(False, Reason.TOOL_INFRA), WRONG]
+    scored = score(records, grades, "none", [0.25, 9.0, 0.0])
+    assert [s.reward for s in scored] == [-0.75, -1.0]
+    assert [s.advantage for s in scored] == [0.125, -0.125]
 
 
 NUMBERS = st.one_of(

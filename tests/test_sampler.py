@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from modeling.logprob import head_logits
 from rollout.noise import row_key
-from rollout.sampler import sample
+from rollout.sampler import sample, truncate
 
 DRAWS = 40_000
 # 99.99 % quantile of chi-square with 7 degrees of freedom
@@ -56,3 +57,36 @@ def test_the_head_divides_by_the_temperature_and_leaves_greedy_logits():
     plain = hidden @ weight.T
     torch.testing.assert_close(head_logits(hidden, weight, 0.6), plain / 0.6)
     torch.testing.assert_close(head_logits(hidden, weight, 0.0), plain)
+
+
+PROBABILITIES = torch.tensor([[0.1, 0.4, 0.3, 0.2], [0.25, 0.25, 0.25, 0.25], [0.97, 0.01, 0.01, 0.01]])
+ALL = [[0, 1, 2, 3]] * 3
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "kept"),
+    [
+        (0, 1.0, ALL),
+        (9, 1.0, ALL),
+        (2, 1.0, [[1, 2], [0, 1, 2, 3], ALL[0]]),  # equals of the last one stay
+        (1, 1.0, [[1], [0, 1, 2, 3], [0]]),
+        (0, 0.65, [[1, 2], [0, 1, 2, 3], [0]]),
+        (0, 0.4, [[1], [0, 1, 2, 3], [0]]),
+        (0, 1e-9, [[1], [0, 1, 2, 3], [0]]),
+        (2, 0.5, [[1], [0, 1, 2, 3], [0]]),  # top_p of what top_k left: 0.4 of 0.7 is 0.57
+    ],
+)
+def test_truncation_keeps_the_likeliest_tokens(top_k, top_p, kept):
+    got = truncate(PROBABILITIES.log(), top_k, top_p)
+    assert [row.isfinite().nonzero().flatten().tolist() for row in got] == kept
+    torch.testing.assert_close(got[got.isfinite()], PROBABILITIES.log()[got.isfinite()])
+
+
+def test_truncated_draws_follow_what_is_left_and_record_its_log_probability():
+    logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -3.0])
+    left = truncate(logits[None], 4, 1.0)[0]
+    tokens, logprobs = draw(left, DRAWS)
+    assert tokens.max() < 4
+    expected = logits[:4].softmax(-1)
+    assert chi_square(tokens, expected) < CHI_SQUARE_LIMIT
+    torch.testing.assert_close(logprobs, expected.log()[tokens])

@@ -1,0 +1,141 @@
+"""Constructs what a run or a look at one needs: the tool, the policy, caches, decoders and engines.
+
+main.py alone calls this. Heavy libraries are imported where they are used, so that a refused setting is refused fast.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from config import Config, ConfigError
+
+
+def start_tool(config: Config, rank: int) -> Any:
+    """The Python tool, started before CUDA is touched: it forks, and nothing of the GPU may be inherited."""
+    if not config.tool.enabled:
+        return None
+    from tools import PythonTool
+
+    tool = PythonTool(config.tool)
+    if rank == 0:
+        print(tool.report, flush=True)
+    return tool
+
+
+def device_of(config: Config) -> Any:
+    import torch
+
+    if config.train.num_threads:
+        torch.set_num_threads(config.train.num_threads)
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.setdevice_of(device)
+    return device
+
+
+def build_policy(
+    config: Config, shape: Any, device: Any, chat: Any, tool: Any, progress: Any
+) -> tuple[Any, Any, int]:  # fmt: skip
+    """The policy inside DeepSpeed, the rollout engine over its live weights, and the bytes of its cache."""
+    from policy import Policy, init_distributed, register_rollout_engine
+    from rollout.engine import RolloutEngine
+
+    register_rollout_engine(RolloutEngine)
+    init_distributed(device)
+    policy = Policy(config, device)
+    cache = build_cache(config, shape, policy.model, device)
+    decoder = build_decoder(config, policy.model, cache, device)
+    return policy, build_engine(config, decoder, cache, chat, tool, progress), cache.kv.nbytes
+
+
+def build_cache(config: Config, shape: Any, model: Any, device: Any) -> Any:
+    from rollout.cache import PagedCache, num_pages
+
+    pages = num_pages(config.rollout, shape, model.dtype, device)
+    return PagedCache(shape, pages, config.rollout.page_size, model.dtype, device)
+
+
+def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any, progress: Any = None) -> Any:
+    from rollout.engine import RolloutEngine
+
+    return RolloutEngine(
+        decoder,
+        chat,
+        tool,
+        decode_rows=config.rollout.decode_rows,
+        page_size=cache.page_size,
+        num_pages=cache.num_pages,
+        prefill_tokens=config.rollout.prefill_tokens,
+        # An eager step reads them at no extra cost.
+        forced_tokens=config.rollout.forced_tokens if decoder.pipelined else 0,
+        deterministic=config.rollout.deterministic,
+        progress=progress,
+    )
+
+
+def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any) -> dict[str, Any]:
+    """For each treatment of the tool an engine over one frozen model; no optimizer, no DeepSpeed engine."""
+    from policy import build_model, init_distributed
+    from treatments import BrokenTool, is_truncated
+
+    init_distributed(device)
+    config = next(iter(configs.values()))
+    model = build_model(config.model, config.train.seed, device).eval()
+    cache = build_cache(config, shape, model, device)
+    decoder = build_decoder(config, model, cache, device, graphs=not is_truncated(config))
+    tools = {"on": tool, "off": None, "broken": BrokenTool()}
+    engines = {name: build_engine(configs[name], decoder, cache, chat, tools[name]) for name, chat in chats.items()}
+    return {name: sample_with(engine) for name, engine in engines.items()}
+
+
+def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: bool = True) -> Any:
+    """Captured graphs on CUDA, unless `graphs` or rollout.cuda_graphs is off; eager decoding elsewhere."""
+    from rollout.decoder import EagerDecoder
+    from treatments import is_truncated
+
+    eager = EagerDecoder(model, cache, config.model.attn_implementation)
+    if device.type != "cuda" or not (graphs and config.rollout.cuda_graphs):
+        return eager
+    if config.eval.path and is_truncated(config):
+        raise ConfigError(
+            "rollout.cuda_graphs", True, "captured graphs draw from the whole softmax; set it to false, or leave out "
+            "eval.top_p and eval.top_k here and score checkpoints with main.py evaluate",
+        )  # fmt: skip
+    from modeling.fused import UnsupportedModel
+    from rollout.graphs import GraphDecoder
+    from rollout.prefill import FlashDecoder
+
+    half = config.model.dtype == "bfloat16" and config.model.attn_implementation == "auto"
+    try:
+        return GraphDecoder(
+            model,
+            cache,
+            FlashDecoder(model, cache) if half else eager,
+            max_rows=config.rollout.decode_rows,
+            context_length=config.rollout.context_length,
+            temperature=config.rollout.temperature,
+        )
+    except UnsupportedModel as error:
+        raise ConfigError("rollout.cuda_graphs", True, f"{error}; set it to false to decode eagerly") from error
+
+
+def sample_with(engine: Any) -> Any:
+    """The engine as the plain function that the trainer takes."""
+    from rollout.engine import RolloutRequest
+
+    def sample(prompts: Any, step: int, take: Any, sampling: Any) -> Any:
+        return engine.generate(RolloutRequest(prompts, step, take), sampling)
+
+    return sample
+
+
+def build_again(config: Config, shape: Any, model: Any, chat: Any, tool: Any, sampling: Any) -> Any:
+    """What replays trajectories of a run over one model."""
+    from modeling.attention import SOFTMAX
+    from rollout.again import Again
+
+    cache = build_cache(config, shape, model, model.device)
+    engine = build_engine(config, build_decoder(config, model, cache, model.device), cache, chat, tool)
+    return Again(engine, model, SOFTMAX[config.model.attn_implementation], sampling)

@@ -1,0 +1,296 @@
+"""`main.py check`, and the start of every run: does what was built work as it will be used?
+
+One line for each question; it passes, notes something to look at, or fails and says the mend. The check looks at the
+very parts that the run will use and leaves them as they were: nothing is trained, and no step shares its noise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from config import Config, UserError
+from data import ResponseTokenBatch
+from modeling.forecast import GIGABYTE, Memory, forecast
+from reward import grade_trajectory
+from rollout.records import RolloutRecord, SamplingConfig, StopReason
+
+GOLD_ROWS = 100
+PROBE_PROMPTS, PROBE_SAMPLES, PROBE_TOKENS, PROBE_TURNS = 2, 2, 64, 4
+SEED_OFFSET = 1 << 33  # neither training nor evaluation draws here
+# Far above what is healthy: mean |log-prob difference| between sampling and training, and between two forwards.
+MAX_MISMATCH = {"float32": 1e-4, "bfloat16": 0.02}
+MAX_RATIO_ERROR = 1e-3
+TOOL_PROGRAM, TOOL_OUTPUT = "print(6 * 7)", "42"
+
+
+class CheckError(UserError, RuntimeError):
+    """A run that would not work as it is set up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    name: str
+    state: Literal["ok", "note", "FAIL"]
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.state:4}  {self.name:9} {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What main.py has built for the run."""
+
+    config: Config
+    shape: Any  # the model's Hugging Face config
+    tokenizer: Any
+    chat: Any
+    data: Any  # trainer.TrainingData: problems and their rendered prompts
+    eval_data: Any  # likewise, or None
+    tool: Any  # tools.PythonTool, or None
+    policy: Any
+    engine: Any
+    sample: Callable[[Sequence[list[int]], int, Callable[[], int], SamplingConfig], list[RolloutRecord]]
+    kv_cache_bytes: int
+    rank: int
+    world_size: int
+
+
+def check(parts: Parts) -> list[Line]:
+    """Every line, also after a failure; but nothing is sampled with ids that the model does not have."""
+    given = [
+        _check_prompt(parts),
+        _check_lengths(parts),
+        _check_held_out(parts),
+        _check_stop_ids(parts),
+        _check_gold(parts),
+        _check_tool(parts.tool),
+    ]
+    if len(parts.tokenizer) > _embedding_rows(parts):
+        return given
+    started = time.perf_counter()
+    records = _probe(parts)
+    rollout_seconds = time.perf_counter() - started
+    mismatch, forward_seconds = _mismatch(parts, records)
+    memory = forecast(parts.config, parts.shape, _parameters(parts), parts.kv_cache_bytes, parts.world_size)
+    return [
+        *given,
+        _check_template(parts, records),
+        _check_rollout(parts, records, rollout_seconds),
+        mismatch,
+        _check_memory(memory, parts.policy.device),
+        _forecast_time(parts, records, rollout_seconds, forward_seconds),
+        Line("mask", "ok", masked(records[0], parts.tokenizer.decode)),
+    ]
+
+
+def require_pass(lines: Sequence[Line]) -> None:
+    """Raises CheckError naming every failed line."""
+    failed = [f"{line.name}: {line.text}" for line in lines if line.state == "FAIL"]
+    if failed:
+        raise CheckError(f"check failed: {'; '.join(failed)} (train.check=false starts anyway)")
+
+
+def masked(record: RolloutRecord, decode: Callable[..., str]) -> str:
+    """The trajectory's text, what the policy drew and is trained on between double brackets."""
+    text, place = "", 0
+    for turn in record.turns:
+        text += decode(record.token_ids[place : turn.start], skip_special_tokens=False)
+        text += f"⟦{decode(record.token_ids[turn.start : turn.end], skip_special_tokens=False)}⟧"
+        place = turn.end
+    return text + decode(record.token_ids[place:], skip_special_tokens=False)
+
+
+def _probe(parts: Parts) -> list[RolloutRecord]:
+    rollout = parts.config.rollout
+    sampling = SamplingConfig(
+        max_new_tokens=min(rollout.max_new_tokens, PROBE_TOKENS),
+        temperature=rollout.temperature,
+        n_samples_per_prompt=PROBE_SAMPLES,
+        max_turns=min(rollout.max_turns, PROBE_TURNS),
+        context_length=rollout.context_length,
+        seed=parts.config.train.seed + SEED_OFFSET,
+    )
+    prompts = parts.data.prompts[:PROBE_PROMPTS]
+    parts.policy.eval()
+    return parts.sample(prompts, 0, itertools.count().__next__, sampling)  # alone, other ranks take no part
+
+
+@torch.no_grad()
+def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Line, float]:
+    """The training forward of what was sampled, twice; with the seconds of the second."""
+    count = len(records)
+    batch = ResponseTokenBatch.from_rollout(records, [1.0] * count, [1.0 / count] * count).to(parts.policy.device)
+    first = parts.policy.token_logprobs(batch).logprobs
+    started = time.perf_counter()
+    second = parts.policy.token_logprobs(batch).logprobs
+    ratio_error = (torch.exp(second - first) - 1).abs().max().item()
+    seconds = time.perf_counter() - started
+    difference = (first - batch.behaviour_logprobs).abs()
+    mean, largest = difference.mean().item(), difference.max().item()
+    text = f"off 1 by {ratio_error:.1g}; |sampling - training log-prob| mean {mean:.2g}, largest {largest:.2g}"
+    if not ratio_error <= MAX_RATIO_ERROR:  # NaN fails too
+        return Line("ratio", "FAIL", f"{text}: the forward does not repeat itself; remove dropout or noise"), seconds
+    if not mean <= MAX_MISMATCH[parts.config.model.dtype]:
+        mend = "what is sampled is not what is trained; set model.attn_implementation=eager and report it"
+        return Line("ratio", "FAIL", f"{text}: {mend}"), seconds
+    return Line("ratio", "ok", text), seconds
+
+
+def _check_prompt(parts: Parts) -> Line:
+    ids = parts.data.prompts[0]
+    text = parts.tokenizer.decode(ids, skip_special_tokens=False)
+    shown = f"{len(ids)} tokens, ending in {text[-60:]!r}"
+    if "boxed" not in text:
+        mend = (
+            "it does not ask for \\boxed{}, which alone is graded; ask in data.system_prompt if the model has to know"
+        )
+        return Line("prompt", "note", f"{shown}: {mend}")
+    return Line("prompt", "ok", shown)
+
+
+def _check_lengths(parts: Parts) -> Line:
+    lengths = sorted(map(len, parts.data.prompts))
+    limit, turn = parts.config.rollout.context_length, parts.config.rollout.max_new_tokens
+    high = lengths[min(len(lengths) - 1, int(0.95 * len(lengths)))]
+    text = (
+        f"{len(lengths)} prompts of {lengths[0]} to {lengths[-1]} tokens, median {statistics.median(lengths):.0f}, "
+        f"95 % up to {high}, in a context of {limit}"
+    )
+    tight = sum(length + turn > limit for length in lengths)
+    if tight:
+        return Line("lengths", "note", f"{text}; {tight} leave less than one turn (rollout.max_new_tokens={turn})")
+    return Line("lengths", "ok", text)
+
+
+def _check_held_out(parts: Parts) -> Line:
+    if parts.eval_data is None:
+        return Line("held out", "ok", "no evaluation (eval.path is empty)")
+    trained = {problem.prompt for problem in parts.data.problems}
+    count = len(parts.eval_data.problems)
+    seen = sum(problem.prompt in trained for problem in parts.eval_data.problems)
+    if seen:
+        return Line("held out", "note", f"{seen} of {count} evaluation prompts also stand in data.path")
+    return Line("held out", "ok", f"none of {count} evaluation prompts stands in data.path")
+
+
+def _check_template(parts: Parts, records: Sequence[RolloutRecord]) -> Line:
+    """The probe of the template has passed where the chat exists; here real turns must stand verbatim in the line."""
+    suffixes = 0
+    for record in records:
+        rebuilt = list(parts.data.prompts[record.prompt_index])
+        for number, turn in enumerate(record.turns):
+            rebuilt += record.token_ids[turn.start : turn.end]
+            if number + 1 < len(record.turns):
+                ended = rebuilt[-1] == parts.chat.end_of_turn_id
+                rebuilt += parts.chat.suffix_ids([call.text for call in turn.calls], ended=ended)
+                suffixes += 1
+        if tuple(rebuilt) != record.token_ids:
+            return Line("template", "FAIL", "a trajectory is not prompt, sampled ids and derived suffixes; report it")
+    return Line(
+        "template", "ok", f"keeps its prefix; {suffixes} tool results appended as derived, sampled ids verbatim"
+    )
+
+
+def _check_stop_ids(parts: Parts) -> Line:
+    stops = sorted(parts.chat.stop_ids)
+    names = ", ".join(f"{parts.tokenizer.convert_ids_to_tokens(i)} {i}" for i in stops)
+    rows = _embedding_rows(parts)
+    if len(parts.tokenizer) > rows:
+        mend = "name the model's own tokenizer in model.tokenizer_path"
+        return Line("stop ids", "FAIL", f"the tokenizer has {len(parts.tokenizer)} ids, the model {rows} rows: {mend}")
+    ends = getattr(parts.policy.model.generation_config, "eos_token_id", None)
+    unknown = set(ends if isinstance(ends, list) else [ends]) - {None, *stops}
+    if unknown:
+        return Line("stop ids", "note", f"{names}; the model's generation config also ends at {sorted(unknown)}")
+    return Line("stop ids", "ok", names)
+
+
+def _embedding_rows(parts: Parts) -> int:
+    return parts.policy.model.get_input_embeddings().weight.shape[0]
+
+
+def _check_gold(parts: Parts) -> Line:
+    """The reference, boxed and sent through the tokenizer, must be right."""
+    close = "</think>" if parts.chat.decode([]) else ""  # the template opens thinking
+    rows = parts.data.problems[:GOLD_ROWS]
+    for problem in rows:
+        said = parts.tokenizer.encode(f"{close}\\boxed{{{problem.answer}}}", add_special_tokens=False)
+        text = parts.chat.decode([*said, parts.chat.end_of_turn_id])
+        verdict = grade_trajectory(text, StopReason.ANSWERED, problem.answer)
+        if not verdict.correct:
+            mend = "mend the row or the tokenizer"
+            text = f"line {problem.line}: its own answer {problem.answer!r} is graded {verdict.reason.value}: {mend}"
+            return Line("gold", "FAIL", text)
+    return Line("gold", "ok", f"the first {len(rows)} references, boxed, are graded right")
+
+
+def _check_tool(tool: Any) -> Line:
+    if tool is None:
+        return Line("tool", "ok", "off")
+    started = time.perf_counter()
+    result = tool.submit(TOOL_PROGRAM).result()
+    said = f"{TOOL_PROGRAM} gave {result.status} {result.text.strip()!r}"
+    if result.status != "ok" or result.text.strip() != TOOL_OUTPUT:
+        return Line("tool", "FAIL", f"{said}: see the sandbox's report above, or set tool.enabled=false")
+    return Line("tool", "ok", f"{said} in {1000 * (time.perf_counter() - started):.1f} ms")
+
+
+def _check_rollout(parts: Parts, records: Sequence[RolloutRecord], seconds: float) -> Line:
+    calls = Counter(call.status for record in records for turn in record.turns for call in turn.calls)
+    stops = Counter(record.stop.value for record in records)
+    text = f"{len(records)} trajectories, {sum(r.num_sampled for r in records)} tokens, {seconds:.2f} s; "
+    text += f"stops {dict(stops)}, calls {dict(calls)}"
+    if stops[StopReason.TOOL_INFRA.value]:
+        return Line("rollout", "FAIL", f"{text}: the sandbox failed; see its report above")
+    return Line("rollout", "ok", text)
+
+
+def _parameters(parts: Parts) -> int:
+    return sum(parameter.numel() for parameter in parts.policy.model.parameters())
+
+
+def _check_memory(memory: Memory, device: torch.device) -> Line:
+    """What is still to come (gradients, moments, one micro-batch) against what is free now."""
+    cuda = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if cuda else _free_host_bytes()
+    coming = memory.update + memory.gradients + (0 if memory.optimizer_on_host and cuda else memory.optimizer)
+    text = f"{memory}; {free / GIGABYTE:.1f} GB free now"
+    if coming > free:
+        mend = "lower rollout.kv_memory_fraction or train.max_tokens_per_micro_batch, or set train.offload_optimizer"
+        return Line("memory", "note", f"{text}: at most {coming / GIGABYTE:.2f} GB are still to come; {mend}")
+    return Line("memory", "ok", text)
+
+
+def _free_host_bytes() -> int:
+    words = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(words["MemAvailable"].split()[0]) * 1024
+
+
+def _forecast_time(
+    parts: Parts, records: Sequence[RolloutRecord], rollout_seconds: float, forward_seconds: float
+) -> Line:
+    """From the probe: its decode steps are as many as its longest trajectory has sampled tokens."""
+    rollout = parts.config.rollout
+    decode = rollout_seconds / max(record.num_sampled for record in records)
+    rate = sum(len(record.token_ids) for record in records) / forward_seconds
+    passes = 4 if parts.config.model.gradient_checkpointing else 3  # forward, twice that back, and once more forward
+    waves = -(-rollout.trajectories_per_step // (rollout.decode_rows * parts.world_size))
+    length = statistics.median(map(len, parts.data.prompts)) + rollout.max_new_tokens
+    sampling = waves * rollout.max_new_tokens * decode
+    update = rollout.trajectories_per_step / parts.world_size * length * passes / rate
+    return Line(
+        "time", "ok",
+        f"a decode step {1000 * decode:.1f} ms, a forward {rate:.0f} tokens/s on {len(records)} rows; if every "
+        f"trajectory samples {rollout.max_new_tokens} tokens, a step takes about {sampling:.3g} s of sampling and "
+        f"{update:.3g} s of update, more for full rows",
+    )  # fmt: skip

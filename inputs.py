@@ -1,0 +1,128 @@
+"""What a run is given: its folder, batch maths, tokenizer, chat format, problems and the model's shape.
+
+Everything here is refused, with one line, before anything is written, built or put on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from config import Config, ConfigError
+from schema import differences, read_json
+
+FIXED_BY_THE_CURSOR = (
+    "data.path", "data.shuffle", "train.seed", "rollout.trajectories_per_step", "rollout.samples_per_prompt",
+)  # fmt: skip
+
+
+def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
+    """The checkpoint to resume from. A folder that holds a run is never overwritten."""
+    from checkpoint import CheckpointError, find_latest
+
+    if not resume:
+        if (run_dir / "metrics.jsonl").exists():
+            raise ConfigError("--run-dir", str(run_dir), "already holds a run; add --resume, or name another folder")
+        return None
+    latest = find_latest(run_dir)
+    if latest is None:
+        raise CheckpointError(f"{run_dir}: no complete checkpoint to resume from; start without --resume")
+    changed = differences(read_json(run_dir / "config.json"), json.loads(config.to_json()))
+    for name, (before, now) in changed.items():
+        if name in FIXED_BY_THE_CURSOR:
+            raise ConfigError(name, now, f"was {before!r} in the run to resume, and fixes which problems are done; "
+                              f"set it back, or start a new run with model.path={latest}")  # fmt: skip
+        _say(f"resuming with {name} changed from {before!r} to {now!r}")
+    return latest
+
+
+def check_batch(config: Config, world_size: int) -> None:
+    prompts, samples = config.rollout.prompts_per_step, config.rollout.samples_per_prompt
+    if prompts % world_size:
+        good = [n * world_size * samples for n in (prompts // world_size, prompts // world_size + 1) if n]
+        raise ConfigError(
+            "rollout.trajectories_per_step", config.rollout.trajectories_per_step,
+            f"gives {prompts} prompts a step, which {world_size} processes can not share equally; "
+            f"set {' or '.join(map(str, good))}",
+        )  # fmt: skip
+
+
+def load_tokenizer(config: Config) -> Any:
+    from transformers import AutoTokenizer
+
+    name = "tokenizer_path" if config.model.tokenizer_path else "path"
+    return _from_hub(f"model.{name}", getattr(config.model, name), AutoTokenizer)
+
+
+def load_chat(config: Config, tokenizer: Any) -> Any:
+    """The chat format, probed. Raises ChatTemplateError."""
+    from rollout.chat import Qwen3Chat
+    from tools import tool_schema
+
+    tools = [tool_schema(config.tool)] if config.tool.enabled else []
+    return Qwen3Chat(tokenizer, tools=tools, enable_thinking=config.model.enable_thinking)
+
+
+def load_data(config: Config, chat: Any, path: str, once: bool = False) -> Any:
+    """The problems of a file with their rendered prompts. Raises DataError or ConfigError.
+
+    once: the first row of each prompt alone, as an evaluation needs
+    """
+    from data import distinct, duplicates, load_problems, render_prompts
+    from trainer import TrainingData
+
+    system = [{"role": "system", "content": config.data.system_prompt}] if config.data.system_prompt else []
+
+    def render(text: str) -> list[int]:
+        return chat.prompt_ids([*system, {"role": "user", "content": text}])
+
+    problems = load_problems(path, config.data)
+    repeated = duplicates(problems, path)
+    if repeated:
+        _say(f"{repeated}{'; each counts once' if once else ''}")
+    problems = distinct(problems) if once else problems
+    limit = config.rollout.context_length - 1
+    data = TrainingData(*render_prompts(problems, render, limit, config.data.over_long_prompts, path))
+    if len(data.problems) < len(problems):
+        left_out = len(problems) - len(data.problems)
+        _say(f"{path}: {left_out} of {len(problems)} prompts are longer than {limit} tokens and left out")
+    return data
+
+
+def _say(text: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(text, flush=True)
+
+
+def check_model(config: Config) -> Any:
+    """The model's shape, from its config.json alone."""
+    from transformers import AutoConfig
+
+    import lora
+    from modeling.attention import check_supported
+    from modeling.shapes import shape_source
+
+    lora.check_available(config.lora)
+    shape = _from_hub("model.path", shape_source(config.model), AutoConfig)
+    try:
+        check_supported(shape)
+    except ValueError as error:
+        raise ConfigError("model.path", config.model.path, str(error)) from error
+    if config.rollout.context_length > shape.max_position_embeddings:
+        raise ConfigError(
+            "rollout.context_length", config.rollout.context_length,
+            f"is more than the model's max_position_embeddings={shape.max_position_embeddings}; lower it",
+        )  # fmt: skip
+    return shape
+
+
+def _from_hub(name: str, path: str, loader: Any) -> Any:
+    hub_name = path.count("/") == 1 and path[0] not in "/.~"
+    if not Path(path).is_dir() and not hub_name:
+        raise ConfigError(name, path, "is neither a folder nor a hub name of the form organisation/model")
+    try:
+        return loader.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(name, path, f"cannot be loaded: {str(error).splitlines()[0]}") from error

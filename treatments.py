@@ -1,0 +1,110 @@
+"""`main.py evaluate`: one checkpoint on the same problems with the tool on, off and broken.
+
+The treatments share problems, weights and noise, so that their differences are the tool's. `off` keeps
+data.system_prompt as it is, also where that speaks of a tool.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import checkpoint
+from config import Config, ConfigError, load_config
+from evaluation import Evaluation, Problem, eval_sampling, results
+from ranks import Ranks
+from rollout.records import RolloutRecord, SamplingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenResult:
+    """The fields of `tools.ToolResult` that the rollout reads."""
+
+    status: str = "error"
+    text: str = "Error: the Python interpreter could not be started."
+    wall_s: float = 0.0
+
+
+class BrokenTool:
+    """In the place of `tools.PythonTool`: every call fails, so that what the tool's results bring can be measured."""
+
+    def submit(self, code: str, *, seed: int = 0) -> Future[BrokenResult]:
+        future: Future[BrokenResult] = Future()
+        future.set_result(BrokenResult())
+        return future
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """One treatment of the tool. `sample` samples this rank's share, as `trainer.Trainer` has it do."""
+
+    config: Config  # from `treated`
+    problems: Sequence[Problem]
+    prompts: Sequence[list[int]]  # rendered for this treatment
+    sample: Callable[[Sequence[list[int]], int, Callable[[], int], SamplingConfig], list[RolloutRecord]]
+    decode: Callable[[Sequence[int]], str]
+
+
+def treated(config: Config, name: str) -> Config:
+    """The config of one treatment; `on` and `broken` offer the tool in the prompt, `off` does not."""
+    if name != "off":
+        if not config.tool.enabled:
+            raise ConfigError("--tools", name, "the config has tool.enabled=false; evaluate with --tools off")
+        return config
+    return dataclasses.replace(
+        config,
+        tool=dataclasses.replace(config.tool, enabled=False),
+        rollout=dataclasses.replace(config.rollout, max_turns=1),
+    )
+
+
+def is_truncated(config: Config) -> bool:
+    """Whether evaluations draw from less than the whole softmax, which captured graphs cannot."""
+    return bool(config.eval.top_k) or config.eval.top_p < 1
+
+
+def run_treatments(treatments: Mapping[str, Treatment], step: int, ranks: Ranks) -> dict[str, Any]:
+    """Samples the problems that fit under every treatment, so that differences are paired: `evaluation.results`.
+
+    Collective; every rank gets the same result.
+    """
+    lines = set.intersection(*({problem.line for problem in t.problems} for t in treatments.values()))
+    evaluations = {}
+    for name, treatment in treatments.items():
+        kept = [i for i, problem in enumerate(treatment.problems) if problem.line in lines]
+        prompts, sampling = [treatment.prompts[i] for i in kept], eval_sampling(treatment.config)
+        mine = treatment.sample(prompts, step, ranks.counter(name), sampling)
+        records = [record for part in ranks.gather(mine) for record in part]
+        records.sort(key=lambda record: (record.prompt_index, record.sample_index))
+        evaluations[name] = Evaluation.of(records, [treatment.problems[i] for i in kept], treatment.decode)
+    first = next(iter(treatments.values()))
+    return results(first.config, evaluations, step)
+
+
+def choose_checkpoint(
+    config: str | None, overrides: Sequence[str], model: str | None, run: str | None, out: str | None
+) -> tuple[Config, int, Path]:
+    """What `main.py evaluate` shall evaluate, from its arguments: settings, steps trained, where to write.
+
+    The step decides the noise, so that a checkpoint scores here as it scored during its run. Raises ConfigError.
+    """
+    if config is None and run is None:
+        raise ConfigError("--config", config, "name a config, or a run with --run-dir")
+    folder = Path(model) if model else None
+    if run and folder is None:
+        folder = checkpoint.find_latest(Path(run))
+        if folder is None:
+            raise ConfigError("--run-dir", run, "holds no complete checkpoint; train first, or name --checkpoint")
+    chosen = [f"model.path={folder}", "model.tokenizer_path=", "model.random_weights=false"] if folder else []
+    settings = load_config(config or Path(str(run)) / "config.json", [*chosen, *overrides])
+    if not settings.eval.path:
+        raise ConfigError("eval.path", "", "name the problems, e.g. --set eval.path=data/aime_2024.jsonl")
+    state = folder / "state.json" if folder else None
+    step = json.loads(state.read_text())["step"] if state and state.exists() else 0
+    default = Path(run) / f"evaluations/step_{step}_tools.json" if run else Path("runs/evaluation.json")
+    return settings, step, Path(out) if out else default
