@@ -31,7 +31,7 @@ def device_of(config: Config) -> Any:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.setdevice_of(device)
+    torch.cuda.set_device(device)
     return device
 
 

@@ -54,7 +54,7 @@ class LoraConfig:
     """Adapters on all linear layers but the head, trained in place of the weights and sampled unmerged; needs peft."""
 
     rank: int = 0  # 0: off, all weights train
-    alpha: float = 32.0  # the adapter's output is scaled by alpha / rank
+    alpha: int = 32  # the adapter's output is scaled by alpha / rank
 
     def __post_init__(self) -> None:
         require(self.rank >= 0, "lora.rank", self.rank, "must be 0 (off) or more")

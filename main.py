@@ -50,7 +50,7 @@ def _train(config: Config, run_dir: Path, resume: bool) -> None:
         console = open_console(config.train.steps) if os.environ.get("RANK", "0") == "0" else None
         if console:
             stack.callback(console.close)
-        parts = stack.enter_context(built(config, console and console.progress))
+        parts = stack.enter_context(built(config, console.progress if console else None))
         if console and config.train.check:
             from check import check, require_pass
 

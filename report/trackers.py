@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from config import ConfigError, LogConfig
+from config import ConfigError
+from watch_config import LogConfig
 
 Numbers = dict[str, float]
 

@@ -8,9 +8,10 @@ import types
 
 import pytest
 
-from config import ConfigError, LogConfig
+from config import ConfigError
 from report import trackers
 from report.trackers import Trackio, WeightsAndBiases, check_trackers, numbers, open_trackers
+from watch_config import LogConfig
 
 ROW = {"step": 3, "reward": 0.5, "skipped": False, "stops": {"answered": 7}, "name": "x"}
 
