@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from config import UserError
+from report.trajectories import read_step, stored_steps
 
 SECONDS = 5.0  # for one answer; the first also pays the imports
 START_SECONDS = 60.0
@@ -94,8 +95,8 @@ def second_opinions(
 
 def stored_rows(run_dir: Path) -> Iterator[dict[str, Any]]:
     """Every stored trajectory of a run, step by step."""
-    for path in sorted((run_dir / "trajectories").glob("step_*.jsonl"), key=lambda p: int(p.stem[5:])):
-        yield from map(json.loads, path.read_text().splitlines())
+    for step in stored_steps(run_dir):
+        yield from read_step(run_dir, step)
 
 
 def list_disagreements(run_dir: Path, decode: Callable[[list[int]], str]) -> int:

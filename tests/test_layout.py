@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "boxes": set(),
     "estimators": set(),
     "arguments": set(),
-    "second_opinion": {"config"},
+    "second_opinion": {"config", "report.trajectories"},
     "interruption": set(),
     "ranks": set(),
     "tools": {"config", "sandbox"},
@@ -73,7 +73,6 @@ MAY_IMPORT = {"deepspeed": {"policy", "main"}}
 NO_TORCH = (
     "config", "loss_config", "watch_config", "schema", "tools", "boxes", "reward", "groups", "checkpoint", "sandbox", "report",
     "rollout.scheduler", "rollout.pages", "rollout.records", "rollout.episode", "rollout.toolcall", "arguments",
-    "second_opinion",
 )  # fmt: skip
 
 

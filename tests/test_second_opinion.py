@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 
 import pytest
 
+from report.trajectories import write_step
+from rollout.records import Scored, StopReason
 from second_opinion import MathVerify, MathVerifyError, second_opinions, stored_rows
+from tests.builders import record
 
 # Says right for "yes", wrong for "no", dies for "die", hangs for "hang".
 FAKE = """
@@ -47,27 +49,27 @@ def test_closing_ends_the_process(grader):
     grader.close()
 
 
-def row(stop: str, reason: str | None, ids: list[int]) -> dict:
-    return {"stop": stop, "reason": reason, "answer": "1", "token_ids": [9, *ids], "policy_step": 0,
-            "prompt_index": 0, "sample_index": 0, "turns": [{"start": 1, "end": 1 + len(ids)}]}  # fmt: skip
-
-
 def test_answers_alone_are_asked_about_each_text_once(tmp_path):
+    reasons = ["no_box", "turn_tokens", "correct"]
+    stops = [StopReason.ANSWERED, StopReason.TURN_TOKENS, StopReason.ANSWERED]
+    records = [record("PA", sample=i, first_id=10 * i, stop=stop) for i, stop in enumerate(stops)]
     (tmp_path / "trajectories").mkdir()
-    rows = [row("answered", "no_box", [1]), row("turn_tokens", "turn_tokens", [2]), row("answered", "correct", [3])]
+    scores = [
+        Scored(record=r, reward=-1.0, reason=reason, advantage=0.0) for r, reason in zip(records, reasons, strict=True)
+    ]
     for step in (2, 10):
-        (tmp_path / f"trajectories/step_{step}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        write_step(tmp_path, step, records, scores, ["1"])
     asked = []
 
     def grade(text: str, answer: str) -> bool:
         asked.append((text, answer))
         return True
 
-    found = list(second_opinions(stored_rows(tmp_path), lambda ids: f"<think>t</think>{ids}", grade))
+    found = list(second_opinions(stored_rows(tmp_path), lambda ids: f"<think>t</think>{list(ids)}", grade))
     assert [(r["reason"], text, verdict) for r, text, verdict in found] == [
-        ("no_box", "[1]", True), ("correct", "[3]", True)
+        ("no_box", "[1]", True), ("correct", "[21]", True)
     ] * 2  # fmt: skip
-    assert asked == [("[1]", "1"), ("[3]", "1")]
+    assert asked == [("[1]", "1"), ("[21]", "1")]
 
 
 def test_math_verify_grades_what_the_box_rule_leaves_out_and_survives_a_power_tower():
