@@ -34,7 +34,8 @@ from modeling.attention import IMPLEMENTATION
 from modeling.shapes import SHIPPED
 from ranks import Ranks
 from rollout.cache import PagedCache
-from rollout.engine import OpenTurn, RolloutEngine, RolloutRequest, RolloutRun
+from rollout.calls import OpenTurn
+from rollout.engine import RolloutEngine, RolloutRequest, RolloutRun
 from rollout.episode import Episode
 from rollout.records import SamplingConfig, StopReason
 

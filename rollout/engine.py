@@ -10,17 +10,17 @@ another row can decode. The engine has DeepSpeed's `RolloutEngine` surface (`gen
 from __future__ import annotations
 
 import concurrent.futures
-import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rollout.calls import OpenTurn, call_seed, tool_call
 from rollout.chat import Qwen3Chat
 from rollout.decoder import LAST_DRAW, Decoder, Pending
 from rollout.episode import Episode, TurnEnd
 from rollout.noise import row_key
-from rollout.records import RolloutRecord, SamplingConfig, StopReason, ToolCall
+from rollout.records import RolloutRecord, SamplingConfig, StopReason
 from rollout.scheduler import Chunk, Scheduler
 from rollout.scheduler import Sequence as Slot
 from rollout.toolcall import Call, CallError
@@ -58,21 +58,6 @@ class RolloutStats:
     tool_seconds: float = 0.0  # wall time of all calls, from submission to result
     preemptions: int = 0
     reused_tokens: int = 0
-
-
-@dataclass(slots=True)
-class OpenTurn:
-    """A turn whose calls are running. Items keep the order in which the model wrote them."""
-
-    episode: Episode
-    slot: Slot
-    ended: bool
-    calls: list[tuple[Call | CallError, int]]  # with the seed of each
-    futures: list[concurrent.futures.Future[Any] | None]  # None for a call that cannot be read
-    submitted: float = field(default_factory=time.perf_counter)
-
-    def is_done(self) -> bool:
-        return all(future is None or future.done() for future in self.futures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +245,7 @@ class RolloutRun:
 
     def deliver_turn(self, turn: OpenTurn) -> None:
         self._stats.tool_seconds += time.perf_counter() - turn.submitted
-        calls = tuple(_tool_call(item, seed, f) for (item, seed), f in zip(turn.calls, turn.futures, strict=True))
+        calls = tuple(tool_call(item, seed, f) for (item, seed), f in zip(turn.calls, turn.futures, strict=True))
         turn.episode.close_turn(ended=turn.ended, calls=calls)
         if any(call.status == "infra" for call in calls):
             self.finish(turn.slot, StopReason.TOOL_INFRA)
@@ -289,18 +274,3 @@ class RolloutRun:
 
 
 RolloutEngine.run_type = RolloutRun
-
-
-def call_seed(key: tuple[int, int], turn: int, call: int) -> int:
-    """The seed of numpy and random in a tool call: a function of the trajectory, so that a replay sees the same."""
-    digest = hashlib.blake2b(f"{key[0]} {key[1]} {turn} {call}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little")
-
-
-def _tool_call(item: Call | CallError, seed: int, future: concurrent.futures.Future[Any] | None) -> ToolCall:
-    if isinstance(item, CallError) or future is None:
-        return ToolCall(name="", code="", status="bad_call", text=str(item), seed=seed, wall_s=0.0)
-    result, code = future.result(), item.arguments["code"]
-    return ToolCall(
-        name=item.name, code=code, status=result.status, text=result.text, seed=seed, wall_s=result.wall_s
-    )  # fmt: skip

@@ -188,7 +188,7 @@ def test_steps_whose_trajectories_were_dropped_are_counted_and_a_hole_is_an_erro
             file.write(json.dumps(metrics() | {"step": step}) + "\n")
         write_rows(tmp_path, step, rows())
     step_path(tmp_path, 1).unlink()
-    counts, problems = audit(tmp_path, lambda ids: TEXTS[ids[0]], None)
+    counts, problems, _ = audit(tmp_path, lambda ids: TEXTS[ids[0]], None)
     assert problems == []
     assert counts == {"steps without trajectories": 1, "steps": 2, "rewards": 8}
     write_rows(tmp_path, 1, rows())
