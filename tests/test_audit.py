@@ -190,7 +190,7 @@ def test_steps_whose_trajectories_were_dropped_are_counted_and_a_hole_is_an_erro
     step_path(tmp_path, 1).unlink()
     counts, problems, _ = audit(tmp_path, lambda ids: TEXTS[ids[0]], None)
     assert problems == []
-    assert counts == {"steps without trajectories": 1, "steps": 2, "rewards": 8}
+    assert counts == {"steps without trajectories": 1, "steps": 2, "rewards": 8, "losses": 2}
     write_rows(tmp_path, 1, rows())
     step_path(tmp_path, 2).unlink()
     with pytest.raises(TrajectoryError, match="no trajectories of step 2"):

@@ -72,7 +72,8 @@ ALLOWED: dict[str, set[str] | None] = {
 MAY_IMPORT = {"deepspeed": {"policy", "main"}}
 NO_TORCH = (
     "config", "loss_config", "watch_config", "schema", "tools", "boxes", "reward", "groups", "checkpoint", "sandbox",
-    "report", "rollout.scheduler", "rollout.pages", "rollout.records", "rollout.episode", "rollout.toolcall", "arguments",
+    "report", "rollout.scheduler", "rollout.pages", "rollout.records", "rollout.episode", "rollout.toolcall",
+    "arguments",
 )  # fmt: skip
 
 
