@@ -71,8 +71,9 @@ ALLOWED: dict[str, set[str] | None] = {
 # Where heavy libraries may come in.
 MAY_IMPORT = {"deepspeed": {"policy", "main"}}
 NO_TORCH = (
-    "config", "loss_config", "schema", "tools", "boxes", "reward", "groups", "checkpoint", "sandbox", "report",
-    "rollout.scheduler", "rollout.pages", "rollout.records", "rollout.episode", "rollout.toolcall", "arguments",
+    "config", "loss_config", "watch_config", "schema", "tools", "boxes", "reward", "groups", "checkpoint", "sandbox",
+    "report", "rollout.scheduler", "rollout.pages", "rollout.records", "rollout.episode", "rollout.toolcall",
+    "arguments",
 )  # fmt: skip
 
 
