@@ -5,6 +5,9 @@ from __future__ import annotations
 from config import parse_config
 from data import Problem, ProblemStream
 from policy import init_distributed
+from report.console import PlainConsole
+from report.trajectories import read_step
+from report.writers import RunWriter
 from rollout.engine import RolloutStats
 from tests.builders import record
 from tests.test_policy import CPU
@@ -31,7 +34,10 @@ def trainer(tmp_path, spread, refills: int, problems: int = 9, prompts: int = 2)
         return made
 
     data = TrainingData([Problem("x", "12", line) for line in range(problems)], [[n] for n in range(problems)])
-    made = Trainer(config, FakePolicy(), sample, lambda: RolloutStats(steps=3), FakeChat(), None, data, None, tmp_path)
+    writer = RunWriter(tmp_path, None, PlainConsole(steps=1))
+    made = Trainer(
+        config, FakePolicy(), sample, lambda: RolloutStats(steps=3), FakeChat(), None, data, None, tmp_path, writer
+    )  # fmt: skip
     return made, calls
 
 
@@ -59,7 +65,7 @@ def test_where_nothing_ever_has_a_spread_the_step_is_skipped_and_written(tmp_pat
     row = made.train_step(0)
     assert (row["skipped"], row["refills"], row["kept_trajectories"]) == (True, 2, 0)
     assert row["trajectories"] == 12
-    assert len((tmp_path / "trajectories/step_1.jsonl").read_text().splitlines()) == 12
+    assert len(read_step(tmp_path, 1)) == 12
     assert len(calls) == 3
 
 
