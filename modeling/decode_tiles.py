@@ -1,6 +1,6 @@
 """Tile shapes of the decode kernels: chosen by rule from the shapes alone, so that nothing is tuned at start-up.
 
-The rules were read off whole-step timings on an H200 (`benchmarks/RESULTS_decode.md`); other shapes follow by analogy.
+The rules were read off whole-step timings on an H200 (`benchmarks/RESULTS.md`); other shapes follow by analogy.
 """
 
 from __future__ import annotations
