@@ -121,7 +121,7 @@ class ToolConfig:
     timeout_seconds: float = 10.0  # wall, from the moment the program is handed to its child
     memory_mb: int = 1024  # above what the interpreter and its preloaded libraries take
     max_output_chars: int = 4000  # shown to the model: head and tail, the cut named between them
-    max_running: int | None = None  # programs at once; None: cores - 2, at least 2
+    max_running: int | None = None  # programs at once; None: this rank's share of cores - 2, at least 2
     show_last_value: bool = False  # show a bare last expression, as a notebook does
     import_filter: Literal["on", "off"] = "on"  # allowlist of imports; off is for hosts with a full boundary
     require: Literal["boundary", "best_effort"] = "best_effort"  # boundary: refuse to train without all kernel layers

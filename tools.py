@@ -146,7 +146,8 @@ def _demand(settings: config.ToolConfig, layers_left_off: bool) -> str:
 
 def _broker_settings(settings: config.ToolConfig, without: Sequence[str]) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    running = settings.max_running or max(2, cores - 2)
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of this host; each has a tool of its own
+    running = settings.max_running or max(2, (cores - 2) // ranks)
     spares = min(max(32, 8 * running), 128)  # enough for a burst; one costs about a megabyte
     paths = _library_paths()
     prefixes = [os.path.join(prefix, "lib") for prefix in (sys.base_prefix, sys.prefix)]
