@@ -14,7 +14,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -129,8 +129,8 @@ def _is_right(row: Row, decode: Callable[[list[int]], str]) -> bool:
     if row["stop"] != "answered":
         return False
     turn = row["turns"][-1]
-    text = decode(row["token_ids"][turn["start"] : turn["end"]]).split("</think>")[-1]
-    if "<tool_call>" in text or "<think>" in text:
+    text = decode(row["token_ids"][turn["start"] : turn["end"]]).split("</think>")[-1].split("<think>")[0]
+    if "<tool_call>" in text:
         return False
     boxes = list(re.finditer(r"\\boxed\s*\{", text))
     if not boxes:
@@ -151,19 +151,22 @@ def _plain(text: str) -> str:
     text = re.sub(r"\\[,!;:]|~", "", text)
     while found := re.fullmatch(r"\s*\\(?:text|mathrm|textbf|mathbf|boxed)\s*\{(.*)\}\s*", text, re.S):
         text = found[1]
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text.strip().rstrip(".").strip())
-    return text
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text.strip().removesuffix(".").strip())
+    while text.startswith("{") and text.endswith("}") and "}" not in text[1:-1] and "{" not in text[1:-1]:
+        text = text[1:-1].strip()
+    return re.sub(r"(?<=[^\w])\s+|\s+(?=[^\w])", "", text)
 
 
 def _value(text: str) -> Fraction | None:
-    found = re.fullmatch(r"([+-]?)\\frac\s*\{?(\d+)\}?\s*\{?(\d+)\}?", text)
+    number = r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+"  # no exponent: 1e9999999 would take for ever
+    found = re.fullmatch(rf"([+-]?)\\frac(?:\{{({number})\}}|([0-9]))(?:\{{({number})\}}|([0-9]))", text)
     if found:
-        text = f"{found[1]}{found[2]}/{found[3]}"
-    try:
-        numerator, _, denominator = text.partition("/")
-        return Fraction(Decimal(numerator)) / Fraction(Decimal(denominator or "1"))
-    except (InvalidOperation, ValueError, ZeroDivisionError, OverflowError):
+        text = f"{found[1]}{found[2] or found[3]}/{found[4] or found[5]}"
+    found = re.fullmatch(rf"([+-]?(?:{number}))(?:/([+-]?(?:{number})))?", text)
+    if not found or len(text) > 4000:
         return None
+    bottom = Fraction(Decimal(found[2] or "1"))
+    return Fraction(Decimal(found[1])) / bottom if bottom else None
 
 
 def _call_problems(calls: list[Row], tool: Any) -> Iterator[str]:

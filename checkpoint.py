@@ -5,8 +5,8 @@ engine's state and the random state of every rank under `engine/`, checksums, an
 written beside its place (`step_N.partial`) and renamed when every rank is done; `latest` names it only afterwards.
 
 `begin` hands the writing to a thread and returns; weights and optimizer state do not change until the next update, so
-nothing is copied, and `finish` must be called before that update. All collectives of the thread go through the
-engine's own process group, and the main thread's go through another (`trainer`), so that the two never cross.
+nothing is copied, and `finish` must be called before that update. The thread makes no collective call: ranks meet in
+`begin` and `finish` alone, so a rank that cannot write is heard by all.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class CheckpointStore:
         if self._rank == 0:
             self._failure = _attempt(self._make_partial)
         self._raise_any()
+        self._failure = "its writer did not finish"  # until it has
         self._thread = threading.Thread(target=self._write, name=f"checkpoint-{step}")
         self._thread.start()
 
@@ -108,6 +109,9 @@ class CheckpointStore:
         _write_synced(self._partial / CHECKSUMS.format(self._rank), json.dumps(sums, indent=1) + "\n")
 
     def _commit(self) -> None:
+        missing = [r for r in range(self._policy.world_size) if not (self._partial / CHECKSUMS.format(r)).exists()]
+        if missing:
+            raise FileNotFoundError(f"rank {missing[0]} left no checksums")
         final = self._folder / f"step_{self._step}"
         _write_synced(self._partial / "state.json", json.dumps(self._state, indent=1) + "\n")
         shutil.rmtree(final, ignore_errors=True)
@@ -165,10 +169,10 @@ def load(folder: Path, policy: SavablePolicy, rank: int, gather: Callable[[Any],
 
 
 def _attempt(action: Callable[[], None]) -> str | None:
-    """What went wrong, as one line, since the thread must not lose it. torch raises RuntimeError on a full disk."""
+    """What went wrong, as one line. Every kind: libraries answer a full disk each with an error of their own."""
     try:
         action()
-    except (OSError, RuntimeError) as error:
+    except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return None
 
@@ -190,7 +194,10 @@ def _damaged(folder: Path, rank: int) -> list[str]:
     path = folder / CHECKSUMS.format(rank)
     if not path.exists():
         return [path.name]
-    sums = json.loads(path.read_text())
+    try:
+        sums = json.loads(path.read_text())
+    except ValueError:
+        return [path.name]
     return [name for name, value in sums.items() if not (folder / name).exists() or _checksum(folder / name) != value]
 
 
@@ -207,7 +214,14 @@ def _write_synced(path: Path, text: str) -> None:
 
 
 def _complete(folder: Path) -> list[Path]:
-    return [path.parent for path in folder.glob("step_*/state.json") if _step(path.parent) >= 0]
+    return [path.parent for path in folder.glob("step_*/state.json") if _step(path.parent) >= 0 and _reads(path)]
+
+
+def _reads(path: Path) -> bool:
+    try:
+        return "step" in json.loads(path.read_text())
+    except ValueError:
+        return False
 
 
 def _removable(folder: Path, keep: int) -> Sequence[Path]:

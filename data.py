@@ -9,6 +9,7 @@ records share an update, are `minibatch.py`'s.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import random
 from collections import Counter
@@ -56,6 +57,8 @@ def _parse_line(path: str | Path, number: int, line: str, config: DataConfig) ->
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: not JSON ({error.msg} at column {error.colno}); write one object a line") from error
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits; thousands of brackets
+        raise DataError(f"{where}: cannot be read ({str(error)[:60]}); write long numbers as strings") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: a {type(row).__name__}, not an object; write {{...}}")
     for setting, name in (("prompt_field", config.prompt_field), ("answer_field", config.answer_field)):
@@ -64,6 +67,9 @@ def _parse_line(path: str | Path, number: int, line: str, config: DataConfig) ->
     prompt, answer = row[config.prompt_field], row[config.answer_field]
     if not isinstance(prompt, str) or not prompt.strip():
         raise DataError(f"{where}: field {config.prompt_field!r} is {prompt!r}; it must be a non-empty string")
+    for name, text in ((config.prompt_field, prompt), (config.answer_field, str(answer))):
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise DataError(f"{where}: field {name!r} holds half of a surrogate pair; write whole characters")
     try:
         return Problem(prompt, check_answer(answer), number)
     except ValueError as error:
@@ -114,6 +120,14 @@ def render_prompts(
     if not kept:
         raise DataError(f"{path}: all {len(problems)} prompts are longer than {limit} tokens")
     return kept, prompts
+
+
+def data_digest(problems: Sequence[Problem], prompts: Sequence[Sequence[int]]) -> str:
+    """Of rendered prompts and answers in their order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for problem, prompt in zip(problems, prompts, strict=True):
+        digest.update(repr((list(prompt), problem.answer)).encode())
+    return digest.hexdigest()
 
 
 class ProblemStream:

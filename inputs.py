@@ -16,25 +16,43 @@ from schema import differences, read_json
 FIXED_BY_THE_CURSOR = (
     "data.path", "data.shuffle", "train.seed", "rollout.trajectories_per_step", "rollout.samples_per_prompt",
 )  # fmt: skip
+FIXED_BY_THE_OPTIMIZER = ("lora.rank", "model.dtype", "model.random_weights", "train.offload_optimizer")
 
 
 def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     """The checkpoint to resume from. A folder that holds a run is never overwritten."""
     from checkpoint import CheckpointError, find_latest
 
+    if run_dir.exists() and not run_dir.is_dir():
+        raise ConfigError("--run-dir", str(run_dir), "is a file; name a folder")
+    parent = next(folder for folder in (run_dir, *run_dir.absolute().parents) if folder.is_dir())
+    if not os.access(parent, os.W_OK):
+        raise ConfigError("--run-dir", str(run_dir), f"cannot be made: {parent} is not writable; name another folder")
     if not resume:
-        if (run_dir / "metrics.jsonl").exists():
-            raise ConfigError("--run-dir", str(run_dir), "already holds a run; add --resume, or name another folder")
+        traces = ("metrics.jsonl", "checkpoints/step_*", "trajectories/step_*")
+        if any(True for trace in traces for _ in run_dir.glob(trace)):
+            raise ConfigError(
+                "--run-dir",
+                str(run_dir),
+                "already holds a run; add --resume, or name another folder (or delete this one)",
+            )
         return None
     latest = find_latest(run_dir)
     if latest is None:
-        raise CheckpointError(f"{run_dir}: no complete checkpoint to resume from; start without --resume")
+        raise CheckpointError(
+            f"{run_dir}: no complete checkpoint to resume from; start without --resume in another folder"
+        )
     changed = differences(read_json(run_dir / "config.json"), json.loads(config.to_json()))
     for name, (before, now) in changed.items():
         if name in FIXED_BY_THE_CURSOR:
             raise ConfigError(name, now, f"was {before!r} in the run to resume, and fixes which problems are done; "
                               f"set it back, or start a new run with model.path={latest}")  # fmt: skip
+        decay_begins_or_ends = name == "train.weight_decay" and bool(before) != bool(now)
+        if name in FIXED_BY_THE_OPTIMIZER or decay_begins_or_ends:
+            raise ConfigError(name, now, f"was {before!r} in the run to resume, and fixes what its checkpoints hold; "
+                              f"set it back, or start a new run with model.path={latest}")  # fmt: skip
         _say(f"resuming with {name} changed from {before!r} to {now!r}")
+    _say(f"resuming from {latest}")
     return latest
 
 

@@ -179,16 +179,23 @@ class Policy:
         return float(self._engine.get_global_grad_norm())
 
     def save(self, folder: Path) -> None:
-        """Weights, optimizer and this rank's random state, under `folder/engine`. Collective."""
+        """Weights, optimizer and this rank's random state, under `folder/engine`, which must exist.
+
+        Not collective: these are the two writers that DeepSpeed 0.19.8's `save_checkpoint` calls between its barriers,
+        in which the other ranks would wait for ever when one rank's disk is full.
+        """
         adapters_alone = self.config.lora.rank > 0  # the frozen weights are in model.path
-        self._engine.save_checkpoint(
-            str(folder), tag="engine", save_latest=False, exclude_frozen_parameters=adapters_alone
-        )
+        self._engine._save_checkpoint(str(folder), "engine", exclude_frozen_parameters=adapters_alone)
+        self._engine._save_zero_checkpoint(str(folder), "engine")
         torch.save(_random_state(), folder / "engine" / f"random_rank_{dist.get_rank()}.pt")
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote on the same number of ranks. Collective."""
         self._load(folder)
+        train = self.config.train
+        for group in self._optimizer.param_groups:  # the file brings back the settings it was written under
+            group["betas"] = (train.adam_beta1, train.adam_beta2)
+            group["weight_decay"] = train.weight_decay if group["weight_decay"] else 0.0
         state = torch.load(folder / "engine" / f"random_rank_{dist.get_rank()}.pt", weights_only=False)
         _set_random_state(state)
 

@@ -1,7 +1,6 @@
 """What ranks tell each other outside DeepSpeed: gathered objects and a shared counter.
 
-The collectives here run in a gloo group of their own, so that they cannot cross those of a checkpoint that is being
-written (checkpoint.py). One rank needs neither.
+They run in a gloo group of their own, since they carry Python objects. One rank needs neither.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import checkpoint
 import evaluation
 from badsteps import BadSteps
 from config import Config, TrainConfig, UserError
-from data import Problem, ProblemStream
+from data import Problem, ProblemStream, data_digest
 from groups import SampledStep, by_prompt, equal_share, with_overlong_penalty, without_equal_groups
 from interruption import Interruption, Request
 from minibatch import plan_updates
@@ -43,6 +43,10 @@ class TrainingData:
 
     problems: Sequence[Problem]
     prompts: Sequence[list[int]]
+
+    def digest(self) -> str:
+        """Of prompts and answers in their order: a data cursor into others means nothing."""
+        return data_digest(self.problems, self.prompts)
 
 
 class Trainer:
@@ -74,11 +78,15 @@ class Trainer:
         self._writer = writer
         self._bad_steps = BadSteps(run_dir, self.ranks.rank, config.train.max_bad_steps)
         self._seconds: dict[str, float] = {}
-        self.train_seconds = 0.0
 
     def resume(self, folder: Path) -> int:
         """Continues from a checkpoint; returns the steps already taken."""
         state = checkpoint.load(folder, self.policy, self.ranks.rank, self.ranks.gather)
+        if state["data"] != self.data.digest():
+            raise checkpoint.CheckpointError(
+                f"{folder}: was written with other problems or prompts than these ({len(self.data.problems)} now), so "
+                f"the data cursor would be wrong; restore them, or start a new run with model.path={folder}"
+            )
         if self._writer:
             self._writer.rewind(state["step"])
         return state["step"]
@@ -96,7 +104,7 @@ class Trainer:
                     shown = ("eval_avg_at_k", "eval_avg_low", "eval_avg_high", "eval_cut", "eval_boxless")
                     print("before training", *(f" {name} {figures[name]:.4g}" for name in shown), flush=True)
             for step in range(first_step, steps):
-                row = self.train_step(step)
+                row = self._step_or_last_checkpoint(step)
                 done = step + 1
                 if self.eval_data and _due(done, self.config.eval.every, steps):
                     row |= self.evaluate(done)
@@ -105,10 +113,18 @@ class Trainer:
                 self._bad_steps.check(done)
                 request = interruption.agreed(self.ranks.gather)
                 if request or _due(done, self.config.train.save_every, steps):
-                    self._store.begin(done, {"score": row.get("eval_avg_at_k")})
+                    self._store.begin(done, {"score": row.get("eval_avg_at_k"), "data": self.data.digest()})
                 if request is Request.STOP:
                     break
             self._store.finish()
+
+    def _step_or_last_checkpoint(self, step: int) -> dict[str, Any]:
+        """`train_step`; where the sandbox ends the run, on all ranks alike, a begun checkpoint is still put away."""
+        try:
+            return self.train_step(step)
+        except InfraError:
+            self._store.finish()
+            raise
 
     def train_step(self, step: int) -> dict[str, Any]:
         """One step; the metrics row. `step` counts from 0, the row's "step" from 1."""
@@ -130,7 +146,6 @@ class Trainer:
         if stats:
             self._bad_steps.watch(step + 1, mine, stats)
         self._seconds["total"] = time.perf_counter() - started
-        self.train_seconds += self._seconds["total"]
         return self._row(step, sampled, stats)
 
     def _sample_groups(self, step: int) -> SampledStep:

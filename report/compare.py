@@ -61,6 +61,10 @@ def compare(a: Path, b: Path, last: int, out: str | None) -> str:
     return "\n".join([f"A = {a}", f"B = {b}", *changed, *lines, f"{path}: the curves"])
 
 
+def _has(row: dict[str, Any], name: str) -> bool:
+    return row.get(name) is not None  # null stands for a figure that was not finite
+
+
 def paired(a: Run, b: Run, last: int) -> list[Pair]:
     """One `Pair` a metric that both runs have in common steps. Raises RunError where they share no step."""
     ours, theirs = ({row["step"]: row for row in run.rows} for run in (a, b))
@@ -69,7 +73,7 @@ def paired(a: Run, b: Run, last: int) -> list[Pair]:
         raise RunError(f"{a.path} and {b.path} have no step in common; compare runs that both start at step 1")
     found = []
     for name, words, direction in COMPARED:
-        steps = [step for step in common if name in ours[step] and name in theirs[step]][-last:]
+        steps = [step for step in common if _has(ours[step], name) and _has(theirs[step], name)][-last:]
         if steps:
             found.append(_pair(words, [ours[s][name] for s in steps], [theirs[s][name] for s in steps], direction))
     return found

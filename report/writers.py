@@ -32,9 +32,10 @@ class RunWriter:
         self._kept = {s: trajectories.count_rows(run_dir, s) for s in trajectories.stored_steps(run_dir)}
 
     def rewind(self, step: int) -> None:
-        """Removes metrics and trajectories of every step after `step`."""
+        """Removes metrics and trajectories of every step after `step`, and a last line that a full disk cut short."""
         if self._metrics.exists():
-            kept = [line for line in self._metrics.read_text().splitlines() if json.loads(line)["step"] <= step]
+            whole = self._metrics.read_text().rpartition("\n")[0].splitlines()
+            kept = [line for line in whole if json.loads(line)["step"] <= step]
             _write_whole(self._metrics, "".join(line + "\n" for line in kept))
         for later in [s for s in self._kept if s > step]:
             self._remove(later)
@@ -70,7 +71,7 @@ class RunWriter:
 def open_writer(config: Config, run_dir: Path, console: Console) -> RunWriter:
     """Makes the run folder with the resolved config, and opens what the config names."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "config.json").write_text(config.to_json())
+    _write_whole(run_dir / "config.json", config.to_json())
     trackers = open_trackers(config.log, run_dir, dataclasses.asdict(config))
     return RunWriter(run_dir, config.log.keep_trajectories, console, trackers)
 

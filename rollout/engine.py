@@ -10,11 +10,13 @@ another row can decode. The engine has DeepSpeed's `RolloutEngine` surface (`gen
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from config import UserError
 from rollout.calls import OpenTurn, call_seed, tool_call
 from rollout.chat import Qwen3Chat
 from rollout.decoder import LAST_DRAW, Decoder, Pending
@@ -24,6 +26,10 @@ from rollout.records import RolloutRecord, SamplingConfig, StopReason
 from rollout.scheduler import Chunk, Scheduler
 from rollout.scheduler import Sequence as Slot
 from rollout.toolcall import Call, CallError
+
+
+class PolicyError(UserError, RuntimeError):
+    """The model's own numbers make no trajectory."""
 
 
 class Tool(Protocol):
@@ -200,6 +206,11 @@ class RolloutRun:
             episode = self._episodes.get(slot.order)
             if episode is None or episode.known != place or len(episode.tokens) == place:
                 continue
+            if not math.isfinite(logprob):
+                raise PolicyError(
+                    f"the policy gave token {token} the log-probability {logprob}: its weights have diverged; lower "
+                    "train.learning_rate and resume from an earlier checkpoint"
+                )
             self._stats.decode_tokens += 1
             end = episode.draw(token, logprob, self._chat.stop_ids)
             if end is TurnEnd.OPEN:

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from audit import audit
+from audit import _is_right, audit
 from config import parse_config
 from report.trajectories import TrajectoryError, step_path
+from reward import grade
 from tests.builders import write_rows
 from tests.test_engine import FakeTool, Result
 
@@ -195,3 +196,18 @@ def test_steps_whose_trajectories_were_dropped_are_counted_and_a_hole_is_an_erro
     step_path(tmp_path, 2).unlink()
     with pytest.raises(TrajectoryError, match="no trajectories of step 2"):
         audit(tmp_path, lambda ids: TEXTS[ids[0]], None)
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "right"),
+    [
+        ("{5}", "5", True), (r"\frac{ 1 }{ 2 }", "1/2", True), (r"\frac{1.5}{3}", "1/2", True),
+        ("(1, 2)", "(1,2)", True),
+        ("1e2", "100", False), ("1_000", "1000", False), ("５", "5", False), ("5..", "5", False),
+        ("1e9999999", "77", False), ("042", "42", True), ("1,234", "1234", True), (r"\frac12", "0.5", True),
+    ],
+)  # fmt: skip
+def test_the_audits_own_grader_follows_the_rule(said, answer, right):
+    row = {"stop": "answered", "turns": [{"start": 0, "end": 1}], "token_ids": [0], "answer": answer}
+    assert _is_right(row, lambda ids: rf"so \boxed{{{said}}}") is right
+    assert grade(rf"so \boxed{{{said}}}", answer).correct is right

@@ -162,3 +162,49 @@ def test_every_file_of_a_checkpoint_but_the_last_has_a_checksum(tmp_path, policy
     sums = json.loads((folder / "checksums_rank_0.json").read_text())
     files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     assert set(sums) == files - {"state.json", "checksums_rank_0.json"}
+
+
+class LibraryError(Exception):
+    """Neither an OSError nor a RuntimeError, as safetensors answers a full disk."""
+
+
+def test_an_error_of_any_kind_in_the_writer_is_heard_and_deletes_nothing(tmp_path, policy):
+    save(tmp_path, policy, 10, keep=1)
+
+    def fail(folder):
+        raise LibraryError("No space left on device")
+
+    policy.save_pretrained = fail
+    with pytest.raises(CheckpointError, match=r"No space left .*step_10 is the last complete"):
+        save(tmp_path, policy, 20, keep=1)
+    assert steps(tmp_path / "x") == [] and find_latest(tmp_path) == tmp_path / "checkpoints/step_10"
+
+
+def test_a_writer_that_vanishes_is_a_failure(tmp_path, policy):
+    s = store(tmp_path, policy)
+    s._write = lambda: None
+    s.begin(10, {})
+    with pytest.raises(CheckpointError, match="did not finish"):
+        s.finish()
+    assert find_latest(tmp_path) is None
+
+
+def test_nothing_is_committed_without_every_ranks_checksums(tmp_path, policy):
+    policy.world_size = 2
+    s = store(tmp_path, policy)
+    s.begin(10, {})
+    with pytest.raises(CheckpointError, match="rank 1 left no checksums"):
+        s.finish()
+    assert find_latest(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["state.json", "checksums_rank_0.json"])
+def test_an_emptied_file_is_damage_not_a_crash(tmp_path, policy, name):
+    save(tmp_path, policy, 5)
+    folder = save(tmp_path, policy, 7)
+    (folder / name).write_text("")
+    if name == "state.json":
+        assert find_latest(tmp_path) == tmp_path / "checkpoints/step_5"
+    else:
+        with pytest.raises(CheckpointError, match="is missing or differs"):
+            checkpoint.load(folder, policy, 0, alone)

@@ -220,3 +220,21 @@ def test_ranks_carry_equal_loads():
     step = step_of([50] * 4 + [10] * 20, [1.0, -1.0] * 12)
     loads = [sum(sum(b.lengths) for b in batches) for batches in deal(step, "dapo", 60, 2)]
     assert loads[0] == loads[1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"prompt": "x", "answer": ' + "9" * 5000 + "}",
+        "[" * 100_000,
+        json.dumps({"prompt": "x \ud800", "answer": "1"}),
+        json.dumps({"prompt": "x", "answer": "\ud800"}),
+    ],
+    ids=["long integer", "deep nesting", "half a pair in the prompt", "half a pair in the answer"],
+)
+def test_a_hostile_line_is_one_line_of_error(tmp_path, line):
+    path = write(tmp_path, json.dumps(GOOD), line)
+    with pytest.raises(DataError, match="line 2") as error:
+        load_problems(path, CONFIG)
+    assert "\n" not in str(error.value)
+    str(error.value).encode()  # the message itself can be printed

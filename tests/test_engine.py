@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from config import ToolConfig
+from config import ToolConfig, UserError
 from modeling.attention import IMPLEMENTATION, NO_MASK, SOFTMAX, TrainingRows
 from rollout.cache import PagedCache
 from rollout.chat import Qwen3Chat
@@ -435,3 +435,15 @@ def test_progress_counts_up_to_every_trajectory(model, chat):
     dones, totals, tokens, _ = zip(*heard, strict=True)
     assert set(totals) == {8} and list(dones) == sorted(dones) and dones[-1] == 8
     assert list(tokens) == sorted(tokens) and tokens[-1] == sum(r.num_sampled for r in made)
+
+
+def test_a_policy_without_finite_log_probabilities_ends_the_run_with_one_line(chat, tokenizer):
+    class Diverged(ScriptedDecoder):
+        def submit(self, chunks, temperature):
+            draws = super().submit(chunks, temperature).draws
+            return Done(Draws(draws.tokens, [float("nan")] * len(draws.tokens)))
+
+    engine = make_engine(None, chat, None, decoder=Diverged(tokenizer, {0: ["x" + END]}), pages=400)
+    request = RolloutRequest(prompts(chat, 1), 0, itertools.count().__next__)
+    with pytest.raises(UserError, match=r"diverged; lower train\.learning_rate"):
+        engine.generate(request, sampling(n_samples_per_prompt=1))

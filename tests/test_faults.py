@@ -36,7 +36,7 @@ def faulty(run_dir: Path, ranks: int, point: str, step: int, rank: int = 0) -> f
         [*launcher, "tests/faults.py", point, str(step), str(rank), *arguments(run_dir)], cwd=ROOT, env=ENVIRONMENT,
         capture_output=True, text=True, timeout=180,
     )  # fmt: skip
-    assert done.returncode != 0, done.stdout[-500:]
+    assert done.returncode != 0 and "killed at " in done.stderr, done.stderr[-2000:]
     return time.monotonic() - started
 
 

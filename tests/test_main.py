@@ -315,3 +315,32 @@ def test_prompts_that_the_ranks_cannot_share_equally_are_refused(capsys, tmp_pat
 def test_help_names_the_first_command():
     text = subprocess.run([sys.executable, "main.py", "--help"], capture_output=True, text=True, check=True).stdout
     assert "configs/tiny_cpu.json" in text and "--resume" in text
+
+
+@pytest.mark.parametrize("trace", ["metrics.jsonl", "checkpoints/step_3/state.json", "trajectories/step_1.parquet"])
+def test_a_folder_with_any_trace_of_a_run_is_not_written_into(tmp_path, capsys, trace):
+    (tmp_path / trace).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / trace).write_text("{}")
+    assert run(tmp_path) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_a_run_folder_that_is_a_file_is_refused(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run(tmp_path / "file") == 2
+    assert "is a file; name a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("setting", ["model.dtype=bfloat16", "train.weight_decay=0.1", "train.offload_optimizer=true"])
+def test_a_setting_that_fixes_what_a_checkpoint_holds_may_not_change(straight, tmp_path, capsys, setting):
+    cut_back(straight, tmp_path / "run")
+    assert run(tmp_path / "run", setting, resume=True) == 2
+    message = capsys.readouterr().err
+    assert setting.split("=")[0] in message and "fixes what its checkpoints hold" in message
+
+
+def test_other_problems_under_the_same_name_are_refused_on_resume(straight, tmp_path, capsys):
+    cut_back(straight, tmp_path / "run")
+    limits = ("rollout.context_length=27", "rollout.max_new_tokens=8", "data.over_long_prompts=drop")
+    assert run(tmp_path / "run", *limits, resume=True) == 2
+    assert "written with other problems or prompts" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import deepspeed
 import pytest
 import torch
 from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
@@ -209,3 +210,27 @@ def test_our_engine_is_one_of_deepspeeds_in_the_eyes_of_isinstance():
     assert issubclass(RolloutEngine, DeepSpeedRolloutEngine)
     for name in DeepSpeedRolloutEngine.__abstractmethods__:
         assert callable(getattr(RolloutEngine, name))
+
+
+def test_saving_meets_no_other_rank_so_that_none_waits_for_one_whose_disk_is_full(tmp_path, monkeypatch):
+    policy = make_policy()
+
+    def refuse(*_, **__):
+        raise AssertionError("a collective call")
+
+    for name in ("barrier", "all_reduce", "all_gather", "broadcast"):
+        monkeypatch.setattr(deepspeed.comm, name, refuse)
+    (tmp_path / "engine").mkdir()
+    policy.save(tmp_path)
+    assert {p.suffix for p in (tmp_path / "engine").iterdir()} == {".pt"}
+
+
+def test_a_resumed_optimizer_follows_the_settings_of_this_run(tmp_path):
+    first = make_policy(train={"weight_decay": 0.1})
+    (tmp_path / "engine").mkdir()
+    first.save(tmp_path)
+    second = make_policy(train={"weight_decay": 0.2, "adam_beta1": 0.5, "adam_beta2": 0.6})
+    second.load(tmp_path)
+    groups = second._optimizer.param_groups
+    assert {group["betas"] for group in groups} == {(0.5, 0.6)}
+    assert sorted(group["weight_decay"] for group in groups) == [0.0, 0.2]

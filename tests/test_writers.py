@@ -82,3 +82,13 @@ def test_console_and_trackers_hear_each_step_and_a_rewind(tmp_path):
     one.rewind(0)
     one.close()
     assert listener.heard == [("step", 1), ("log", 1), ("rewind", 0), ("close",)]
+
+
+def test_rewinding_drops_a_last_line_that_was_cut_in_writing(tmp_path):
+    before = writer(tmp_path)
+    for step in (1, 2):
+        write(before, step)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 3, "rew')
+    writer(tmp_path).rewind(2)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
