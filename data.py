@@ -41,7 +41,8 @@ def load_problems(path: str | Path, config: DataConfig) -> list[Problem]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError("data.path", str(path), f"cannot be read: {error.strerror}") from error
+        mend = f"cannot be read: {error.strerror}; scripts/prepare_data.py writes the files of data/"
+        raise ConfigError("data.path", str(path), mend) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 at byte {error.start}; convert the file") from error
     lines = enumerate(text.split("\n"), start=1)

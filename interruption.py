@@ -1,7 +1,7 @@
-"""Requests from outside that a run obeys between two steps: SIGTERM saves and ends, SIGUSR1 saves and goes on.
+"""Requests from outside that a run obeys between two steps: SIGTERM or Ctrl-C to save and end, SIGUSR1 to save.
 
-A signal reaches one process; `Interruption.agreed` makes all ranks act on it after the same step. A second SIGTERM
-ends the process at once. Standard library only.
+A signal reaches one process; `Interruption.agreed` makes all ranks act on it after the same step. A second SIGTERM or
+Ctrl-C ends the process at once. Standard library only.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Interruption:
     def __enter__(self) -> Interruption:
         self._before = {
             signal.SIGTERM: signal.signal(signal.SIGTERM, self._on_term),
+            signal.SIGINT: signal.signal(signal.SIGINT, self._on_term),
             signal.SIGUSR1: signal.signal(signal.SIGUSR1, self._on_usr1),
         }
         return self
@@ -48,8 +49,10 @@ class Interruption:
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         self._request = Request.STOP
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        print("SIGTERM: this step is finished and saved, then the run ends; a second one ends it at once", flush=True)
+        for once in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(once, signal.SIG_DFL)
+        name = signal.Signals(number).name
+        print(f"{name}: this step is finished and saved, then the run ends; a second one ends it at once", flush=True)
 
     def _on_usr1(self, number: int, frame: FrameType | None) -> None:
         self._request = max(self._request, Request.SAVE)

@@ -4,8 +4,18 @@
 #   NNODES=2 NODE_RANK=0 MASTER_ADDR=.. MASTER_PORT=.. scripts/X.sh     torchrun, run on every machine
 #   DRY_RUN=1                           print the command and stop
 # CUDA_VISIBLE_DEVICES is respected as it is.
+[ -z "${DRY_RUN:-}" ] || SKIP_INSTALL=1
 source "$(dirname "${BASH_SOURCE[0]}")/_venv.sh"
+whole_number() { # NAME VALUE
+    [[ "$2" =~ ^[1-9][0-9]*$ ]] || { echo "error: $1=$2: set a whole number, at least 1" >&2; exit 2; }
+}
 launch() {
+    whole_number NUM_GPUS "${NUM_GPUS:-1}"
+    whole_number NNODES "${NNODES:-1}"
+    if [ -n "${HOSTFILE:-}" ] && [ ! -r "$HOSTFILE" ]; then
+        echo "error: HOSTFILE=$HOSTFILE: cannot be read; name a file of lines such as 'host slots=8'" >&2
+        exit 2
+    fi
     local gpus=${NUM_GPUS:-$(python -c 'import torch; print(max(1, torch.cuda.device_count()))')}
     local command=(python main.py)
     if [ -n "${HOSTFILE:-}" ]; then

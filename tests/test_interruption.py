@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from interruption import Interruption, Request
 
 
@@ -27,9 +29,10 @@ def test_usr1_asks_for_a_checkpoint_once():
         assert interruption.agreed(alone) is Request.NONE
 
 
-def test_term_asks_for_an_end_and_is_not_weakened_by_usr1():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_term_and_ctrl_c_ask_for_an_end_and_are_not_weakened_by_usr1(number):
     with Interruption() as interruption:
-        send(signal.SIGTERM)
+        send(number)
         send(signal.SIGUSR1)
         assert interruption.agreed(alone) is Request.STOP
 

@@ -40,9 +40,17 @@ def test_several_gpus_go_through_torchrun():
     assert words.startswith("torchrun --standalone --nproc-per-node 8 main.py --config configs/qwen3_8b_8gpu.json")
 
 
-def test_a_hostfile_goes_through_the_deepspeed_launcher():
-    words = dry_run("qwen3_8b_8gpu", HOSTFILE="hosts", NUM_GPUS="8")
-    assert words.startswith("deepspeed --hostfile hosts --num_gpus 8 main.py --config")
+def test_a_hostfile_goes_through_the_deepspeed_launcher(tmp_path):
+    (tmp_path / "hosts").write_text("first slots=8\n")
+    words = dry_run("qwen3_8b_8gpu", HOSTFILE=str(tmp_path / "hosts"), NUM_GPUS="8")
+    assert words.startswith(f"deepspeed --hostfile {tmp_path}/hosts --num_gpus 8 main.py --config")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("NUM_GPUS", "abc"), ("NUM_GPUS", "0"), ("NNODES", "two"), ("HOSTFILE", "no_such_file")]
+)
+def test_a_machine_setting_that_cannot_be_meant_is_refused(name, value):
+    assert f"error: {name}={value}: " in dry_run("qwen3_8b_8gpu", **({"NUM_GPUS": "1"} | {name: value}))
 
 
 def test_several_machines_meet_by_torchruns_variables():
