@@ -67,6 +67,8 @@ def _train(config: Config, run_dir: Path, resume: bool) -> None:
             parts.eval_data, run_dir, writer,
         )  # fmt: skip
         first = trainer.resume(resume_from) if resume_from else 0
+        if console and first >= config.train.steps:
+            print(f"nothing left to do: {first} steps are done and train.steps={config.train.steps}", flush=True)
         trainer.run(first)
 
 

@@ -97,8 +97,6 @@ class Trainer:
         A checkpoint is written while the next rollout runs, and is in its place before the next update.
         """
         steps = self.config.train.steps
-        if first_step >= steps and self._writer:
-            print(f"nothing left to do: {first_step} steps are done and train.steps={steps}", flush=True)
         with Interruption(self.config.train.max_minutes) as interruption:
             if self.eval_data and self.config.eval.at_start and first_step == 0:
                 figures = self.evaluate(0)
