@@ -95,7 +95,7 @@ class CheckpointStore:
 
     def _make_partial(self) -> None:
         shutil.rmtree(self._partial, ignore_errors=True)
-        (self._partial / "engine").mkdir(parents=True)
+        self._partial.mkdir(parents=True)
 
     def _write(self) -> None:
         self._failure = _attempt(self._write_files)

@@ -179,11 +179,12 @@ class Policy:
         return float(self._engine.get_global_grad_norm())
 
     def save(self, folder: Path) -> None:
-        """Weights, optimizer and this rank's random state, under `folder/engine`, which must exist.
+        """Weights, optimizer and this rank's random state, under `folder/engine`.
 
         Not collective: these are the two writers that DeepSpeed 0.19.8's `save_checkpoint` calls between its barriers,
         in which the other ranks would wait for ever when one rank's disk is full.
         """
+        (folder / "engine").mkdir(parents=True, exist_ok=True)
         adapters_alone = self.config.lora.rank > 0  # the frozen weights are in model.path
         self._engine._save_checkpoint(str(folder), "engine", exclude_frozen_parameters=adapters_alone)
         self._engine._save_zero_checkpoint(str(folder), "engine")

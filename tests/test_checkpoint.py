@@ -19,6 +19,7 @@ class FakePolicy:
         self.fail_in = ""
 
     def save(self, folder: Path) -> None:
+        (folder / "engine").mkdir()
         (folder / "engine" / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_text("optimizer")
         (folder / "engine" / "random_rank_0.pt").write_text("random")
         if self.fail_in == "engine":

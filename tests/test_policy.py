@@ -220,14 +220,12 @@ def test_saving_meets_no_other_rank_so_that_none_waits_for_one_whose_disk_is_ful
 
     for name in ("barrier", "all_reduce", "all_gather", "broadcast"):
         monkeypatch.setattr(deepspeed.comm, name, refuse)
-    (tmp_path / "engine").mkdir()
     policy.save(tmp_path)
     assert {p.suffix for p in (tmp_path / "engine").iterdir()} == {".pt"}
 
 
 def test_a_resumed_optimizer_follows_the_settings_of_this_run(tmp_path):
     first = make_policy(train={"weight_decay": 0.1})
-    (tmp_path / "engine").mkdir()
     first.save(tmp_path)
     second = make_policy(train={"weight_decay": 0.2, "adam_beta1": 0.5, "adam_beta2": 0.6})
     second.load(tmp_path)
