@@ -1,6 +1,7 @@
 """Constructs what a run or a look at one needs: the tool, the policy, caches, decoders and engines.
 
-main.py alone calls this. Heavy libraries are imported where they are used, so that a refused setting is refused fast.
+Called by main.py, and by benchmarks for the decoder that a run would get. Heavy libraries are imported where they are
+used, so that a refused setting is refused fast.
 """
 
 from __future__ import annotations

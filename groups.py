@@ -7,13 +7,14 @@ exactly where all its advantages are 0.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from config import Config, RolloutConfig
 from reward import group_advantages
-from rollout.records import RolloutRecord, Scored
+from rollout.records import RolloutRecord, Scored, StopReason
 
 
 def by_prompt(scored: Sequence[Scored]) -> dict[int, list[Scored]]:
@@ -32,6 +33,13 @@ def is_equal(group: Sequence[Scored]) -> bool:
 def equal_share(scored: Sequence[Scored]) -> float:
     groups = by_prompt(scored).values()
     return sum(map(is_equal, groups)) / max(len(groups), 1)
+
+
+def count_reasons(records: Sequence[RolloutRecord], scored: Sequence[Scored]) -> dict[str, int]:
+    """The ledger of a step: every trajectory once, those that the sandbox spoilt (and nobody scored) included."""
+    counts = Counter(s.reason for s in scored)
+    counts += Counter(str(r.stop) for r in records if r.stop is StopReason.TOOL_INFRA)
+    return dict(counts)
 
 
 def without_equal_groups(scored: Sequence[Scored]) -> list[Scored]:

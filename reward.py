@@ -11,8 +11,7 @@ Left out: units, percent signs, mixed numbers and algebra (strings that differ a
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
@@ -168,12 +167,6 @@ def score(
         Scored(record=records[i], reward=reward[i], reason=grades[i].reason.value, advantage=advantage[i])
         for i in sorted(advantage)
     ]
-
-
-def count_reasons(grades: Iterable[Grade]) -> dict[str, int]:
-    """The ledger: how many trajectories got each reason, every code present, so the counts sum to all of them."""
-    counts = Counter(verdict.reason for verdict in grades)
-    return {reason.value: counts[reason] for reason in Reason}
 
 
 def _wrong(reason: Reason) -> Grade:

@@ -21,7 +21,7 @@ import evaluation
 from badsteps import BadSteps
 from config import Config, TrainConfig, UserError
 from data import Problem, ProblemStream, data_digest
-from groups import SampledStep, by_prompt, equal_share, with_overlong_penalty, without_equal_groups
+from groups import SampledStep, by_prompt, count_reasons, equal_share, with_overlong_penalty, without_equal_groups
 from interruption import Interruption, Request
 from minibatch import plan_updates
 from ranks import Ranks
@@ -243,7 +243,7 @@ class Trainer:
             "learning_rate": learning_rate(step, self.config.train),
             "skipped": stats is None,
             "stops": dict(Counter(str(r.stop) for r in records)),
-            "reasons": dict(Counter(s.reason for s in scored)),
+            "reasons": count_reasons(records, scored),
             "tool_statuses": dict(Counter(call.status for call in calls)),
         }
         if stats:

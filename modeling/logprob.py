@@ -3,6 +3,7 @@
 Logits are the LM head's product in the model dtype, raised to fp32, then divided by the temperature; the log-softmax
 is fp32. `token_logprobs` walks the head by chunks and recomputes each in the backward pass (non-reentrant: with a tied
 head ZeRO-2 refuses a gradient that arrives twice), so that no more than one chunk of logits exists at a time.
+On CUDA `modeling.logprob_kernel` computes the same function in fused passes.
 """
 
 from __future__ import annotations

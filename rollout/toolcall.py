@@ -1,9 +1,10 @@
 """Tool calls in the text of one assistant turn, in the Qwen3 (Hermes) markup: `<tool_call>` JSON `</tool_call>`.
 
 Invariants: whatever the text, `parse_calls` returns, and soon (no text is scanned twice, but for the line count in a
-JSON error); calls and errors keep their order, so that each gets its own answer in that order; nothing inside thinking
-is a call; what cannot be read with certainty is an error that the model is shown, never a guess that runs. Tags are
-read where they structure the text, not inside a JSON string: code may print `</think>` or `</tool_call>`.
+JSON error, by which thousands of broken calls take quadratic time); calls and errors keep their order, so that each
+gets its own answer in that order; nothing inside thinking is a call; what cannot be read with certainty is an error
+that the model is shown, never a guess that runs. Tags are read where they structure the text, not inside a JSON
+string: code may print `</think>` or `</tool_call>`.
 
 Left out: other dialects (their markup inside the tags is an error) and a limit on the number of calls, which
 `rollout.max_new_tokens` bounds. Standard library only.
@@ -23,7 +24,7 @@ THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 
 class CallErrorCode(StrEnum):
-    """Why a call was not run. Closed: the step metrics count each."""
+    """Why a call was not run. Closed; the step metrics count all of them as `bad_call`."""
 
     MALFORMED_JSON = "malformed_json"  # not exactly one JSON value between the tags
     NOT_AN_OBJECT = "not_an_object"  # JSON, but no object

@@ -6,7 +6,16 @@ import pytest
 
 import groups
 from config import parse_config
-from groups import by_prompt, equal_share, is_equal, overlong_penalty, with_overlong_penalty, without_equal_groups
+from groups import (
+    by_prompt,
+    count_reasons,
+    equal_share,
+    is_equal,
+    overlong_penalty,
+    with_overlong_penalty,
+    without_equal_groups,
+)
+from rollout.records import StopReason
 from tests.builders import record, scored
 from tests.objectives import mutant
 
@@ -74,3 +83,10 @@ def test_without_a_buffer_nothing_changes():
 
 def test_a_sample_alone_keeps_advantage_zero():
     assert with_overlong_penalty(step((0.0,)), config(4))[0].advantage == 0.0
+
+
+def test_the_ledger_counts_every_trajectory_once_the_spoilt_ones_too():
+    spoilt = record("PA", sample=2, stop=StopReason.TOOL_INFRA)
+    sound = [record("PA"), record("PA", sample=1)]
+    ledger = count_reasons([*sound, spoilt], scored(sound, [1.0, -1.0]))
+    assert ledger == {"correct": 1, "no_box": 1, "tool_infra": 1}
