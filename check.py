@@ -63,6 +63,7 @@ class Parts:
     kv_cache_bytes: int
     rank: int
     world_size: int
+    teacher: Any = None  # teacher.Teacher, or None
 
 
 def check(parts: Parts) -> list[Line]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from loss_config import LoraConfig, LossConfig
 from schema import ConfigError, UserError, apply_override, parse_sections, read_json, require
+from teacher_config import TeacherConfig, check_distillation
 from watch_config import EvalConfig, LogConfig
 
 __all__ = ["Config", "ConfigError", "UserError", "load_config", "parse_config"]
@@ -41,6 +42,7 @@ class DataConfig:
     path: str = ""  # JSONL, one problem a line
     prompt_field: str = "prompt"  # text of the user turn
     answer_field: str = "answer"  # reference answer, a non-empty string or a number
+    hint_field: str = ""  # text for teacher.privilege; empty: problems have none
     system_prompt: str = ""  # empty: the template's own system turn
     shuffle: bool = True  # the order is a function of (train.seed, epoch) alone
     over_long_prompts: Literal["refuse", "drop"] = "refuse"
@@ -82,10 +84,7 @@ class RolloutConfig:
             require(value >= 1, f"rollout.{name}", value, "must be at least 1")
         require(self.max_refills >= 0, "rollout.max_refills", self.max_refills, "must be 0 (off) or more rounds")
         require(self.forced_tokens >= 0, "rollout.forced_tokens", self.forced_tokens, "must be 0 (never) or more")
-        require(
-            self.samples_per_prompt >= 2, "rollout.samples_per_prompt", self.samples_per_prompt,
-            "a group advantage compares samples of one prompt; set at least 2",
-        )  # fmt: skip
+        require(self.samples_per_prompt >= 1, "rollout.samples_per_prompt", self.samples_per_prompt, "at least 1")
         rest = self.trajectories_per_step % self.samples_per_prompt
         require(
             rest == 0, "rollout.trajectories_per_step", self.trajectories_per_step,
@@ -211,6 +210,7 @@ class Config:
     tool: ToolConfig = field(default_factory=ToolConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -231,6 +231,20 @@ class Config:
             self.rollout.max_turns == 1 or self.tool.enabled, "rollout.max_turns", self.rollout.max_turns,
             "without a tool every trajectory has one turn; set 1, or tool.enabled true",
         )  # fmt: skip
+        samples, pure = self.rollout.samples_per_prompt, self.loss.distill_weight == 1
+        require(
+            samples >= 2 or pure, "rollout.samples_per_prompt", samples,
+            "a group advantage compares samples of one prompt; set at least 2, or loss.distill_weight=1",
+        )  # fmt: skip
+        if self.loss.distill_weight > 0:
+            check_distillation(self)
+
+    @property
+    def teacher_model(self) -> ModelConfig:
+        """Of a teacher with weights of its own: built as the policy is, from another place."""
+        return (
+            self.model if self.teacher.source != "model" else dataclasses.replace(self.model, path=self.teacher.path)
+        )
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"

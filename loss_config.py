@@ -27,6 +27,7 @@ class LossConfig:
     kl_reference: Literal["cpu", "gpu"] = "cpu"  # where its weights wait between their one forward a step
     overlong_mask: bool = False  # a trajectory that ran out of tokens is not trained
     overlong_buffer: int = 0  # tokens before a limit over which the advantage is lowered, by up to 1; 0: off
+    distill_weight: float = 0.0  # share of the teacher's divergence in the loss: 0 none, 1 nothing else
 
     def __post_init__(self) -> None:
         low, high, dual = self.clip_low, self.clip_high, self.dual_clip
@@ -47,6 +48,12 @@ class LossConfig:
         )
         require(self.kl_coef >= 0, "loss.kl_coef", self.kl_coef, "must be 0 (off) or more")
         require(self.overlong_buffer >= 0, "loss.overlong_buffer", self.overlong_buffer, "must be 0 (off) or more")
+        require(0 <= self.distill_weight <= 1, "loss.distill_weight", self.distill_weight, "must lie in [0, 1]")
+
+    @property
+    def needs_every_row(self) -> bool:
+        """Whether trajectories of advantage 0 have something to train."""
+        return self.kl_coef > 0 or self.distill_weight > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

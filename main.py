@@ -64,7 +64,7 @@ def _train(config: Config, run_dir: Path, resume: bool) -> None:
             stack.callback(writer.close)
         trainer = Trainer(
             config, parts.policy, parts.sample, lambda: parts.engine.stats, parts.chat, parts.tokenizer, parts.data,
-            parts.eval_data, run_dir, writer,
+            parts.eval_data, run_dir, writer, parts.teacher,
         )  # fmt: skip
         first = trainer.resume(resume_from) if resume_from else 0
         if console and first >= config.train.steps:
@@ -94,16 +94,18 @@ def built(config: Config, progress: Callable[[int, int, int, int], None] | None 
 
     tokenizer = inputs.load_tokenizer(config)
     chat = inputs.load_chat(config, tokenizer)
+    teacher_shape = inputs.check_teacher(config, tokenizer)
     data = inputs.load_data(config, chat, config.data.path)
     eval_data = inputs.load_data(config, chat, config.eval.path, once=True) if config.eval.path else None
     shape = inputs.check_model(config)
+    data = inputs.add_teacher_prompts(config, chat, data, teacher_shape or shape)
     tool = building.start_tool(config, rank)
     try:
         device = building.device_of(config)
-        policy, engine, kv_cache_bytes = building.build_policy(config, shape, device, chat, tool, progress)
+        policy, teacher, engine, kv_cache_bytes = building.build_policy(config, shape, device, chat, tool, progress)
         yield Parts(
             config, shape, tokenizer, chat, data, eval_data, tool, policy, engine, building.sample_with(engine),
-            kv_cache_bytes, rank, world_size,
+            kv_cache_bytes, rank, world_size, teacher,
         )  # fmt: skip
     finally:
         if tool:

@@ -34,6 +34,9 @@ class TokenColumns:
     importance: Tensor
     importance_cut: Tensor  # 0 or 1
     kl: Tensor  # the estimate, 0 where there is no reference
+    divergence: Tensor  # from the teacher; these three are 0 where there is none
+    teacher_gap: Tensor  # log policy - log teacher of the token
+    teacher_entropy: Tensor  # nats
     trained: Tensor  # 0 or 1; 0 in the batch of a rank that has nothing to train
 
     @staticmethod
@@ -76,6 +79,26 @@ class GapFigures:
     ess: float  # effective sample size of the weights exp(d), as a share of the tokens (Kish 1965)
     by_turn: dict[str, float]  # mean |d| in the first, second, .. turn
     by_distance: dict[str, float]  # mean |d| by sampled tokens since the last tool result
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherFigures:
+    """How far the policy is from its teacher, per trained token."""
+
+    divergence: float  # what loss.distill_weight trains down; of "sampled" the estimate of the reverse KL
+    gap: float  # mean log policy - log teacher: the estimate of KL(policy || teacher) whatever the divergence
+    entropy: float  # of the teacher, nats
+    by_turn: dict[str, float]  # the divergence in the first, second, .. turn
+
+
+def teacher_figures(columns: TokenColumns) -> TeacherFigures:
+    """columns: as gathered"""
+    return TeacherFigures(
+        divergence=columns.divergence.mean().item(),
+        gap=columns.teacher_gap.mean().item(),
+        entropy=columns.teacher_entropy.mean().item(),
+        by_turn=_means(columns.divergence, columns.turns.clamp(max=LAST_TURN - 1), _turn_names()),
+    )
 
 
 def gap_figures(gap: Tensor, turns: Tensor, since_tool: Tensor) -> GapFigures:

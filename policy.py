@@ -9,14 +9,15 @@ ranks; the learning rate follows the trainer's step counter, not DeepSpeed's (wh
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import logging
 import os
 import random
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidiactl") else "cpu")
 
@@ -30,29 +31,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 import lora
-from config import Config, ModelConfig
-from modeling.attention import IMPLEMENTATION, NO_MASK, training_rows
+from config import Config, ConfigError, ModelConfig
+from modeling.attention import IMPLEMENTATION
+from modeling.divergence import TeacherStates, weighted_divergence
 from modeling.logprob import TokenLogprobs, token_logprobs
+from modeling.packed import PackedBatch, predicting_states
 from modeling.shapes import shape_source
 from reference import Reference
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
 transformers_logging.disable_progress_bar()
-
-
-class PackedBatch(Protocol):
-    """The fields of `data.ResponseTokenBatch` that a forward needs. N tokens, M of them predict a target."""
-
-    @property
-    def input_ids(self) -> Tensor: ...  # [1, N]
-    @property
-    def position_ids(self) -> Tensor: ...  # [1, N]
-    @property
-    def lengths(self) -> Sequence[int]: ...  # of the rows; they sum to N
-    @property
-    def predictors(self) -> Tensor: ...  # [M]
-    @property
-    def targets(self) -> Tensor: ...  # [M]
 
 
 def init_distributed(device: torch.device) -> None:
@@ -97,20 +85,22 @@ def enable_checkpointing(model: PreTrainedModel) -> None:
 class TokenLogprobModule(nn.Module):
     """What DeepSpeed wraps: a packed batch in, log-probabilities of its sampled tokens out."""
 
-    def __init__(self, model: PreTrainedModel, implementation: str, temperature: float):
+    def __init__(self, model: PreTrainedModel, config: Config):
         super().__init__()
         self.model = model
-        self._implementation, self._temperature = implementation, temperature
+        self._implementation, self._temperature = config.model.attn_implementation, config.rollout.temperature
+        self._only_distils = config.loss.distill_weight == 1 and config.loss.kl_coef == 0
 
-    def forward(self, batch: PackedBatch) -> TokenLogprobs:
-        like = cast(Tensor, self.model.get_input_embeddings().weight)
-        rows = training_rows(batch.lengths, self._implementation, like)
-        hidden = self.model.base_model(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=NO_MASK, use_cache=False,
-            rows=rows,
-        ).last_hidden_state[0]  # [N, H]  # fmt: skip
+    def forward(self, batch: PackedBatch, lesson: TeacherStates | None = None) -> TokenLogprobs:
+        """lesson: the teacher's hidden states for the batch; the divergence from them then comes along"""
+        hidden = predicting_states(self.model, batch, self._implementation)
         head = self.model.get_output_embeddings().weight
-        return token_logprobs(hidden[batch.predictors], head, batch.targets, self._temperature)
+        if lesson is None:
+            return token_logprobs(hidden, head, batch.targets, self._temperature)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self._only_distils):
+            out = token_logprobs(hidden, head, batch.targets, self._temperature)
+        divergences = weighted_divergence(hidden, head, batch.targets, batch.weights, lesson)
+        return dataclasses.replace(out, divergences=divergences)
 
 
 class Policy:
@@ -124,7 +114,8 @@ class Policy:
             lora.add_adapters(self.model, config.lora, config.train.seed)
         if config.model.gradient_checkpointing:
             enable_checkpointing(self.model)
-        module = TokenLogprobModule(self.model, config.model.attn_implementation, config.rollout.temperature)
+        module = TokenLogprobModule(self.model, config)
+        self.saved_beside: dict[str, Any] = {}  # name -> what has state_dict and load_state_dict; alike on all ranks
         self.world_size = dist.get_world_size()
         self._reference = build_reference(config, device)
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here what its logger would not
@@ -138,9 +129,12 @@ class Policy:
     def train(self) -> None:
         self._engine.module.train()
 
-    def token_logprobs(self, batch: PackedBatch) -> TokenLogprobs:
-        """Log-probabilities [M] of the batch's sampled tokens under the current weights, differentiable."""
-        return self._engine(batch)
+    def token_logprobs(self, batch: PackedBatch, lesson: TeacherStates | None = None) -> TokenLogprobs:
+        """Log-probabilities [M] of the batch's sampled tokens under the current weights, differentiable.
+
+        lesson: see `TokenLogprobModule.forward`
+        """
+        return self._engine(batch, lesson)
 
     @torch.no_grad()
     def frozen_logprobs(self, batch: PackedBatch) -> Tensor:
@@ -189,6 +183,8 @@ class Policy:
         self._engine._save_checkpoint(str(folder), "engine", exclude_frozen_parameters=adapters_alone)
         self._engine._save_zero_checkpoint(str(folder), "engine")
         torch.save(_random_state(), folder / "engine" / f"random_rank_{dist.get_rank()}.pt")
+        for name, part in self.saved_beside.items() if dist.get_rank() == 0 else ():
+            torch.save(part.state_dict(), folder / "engine" / f"{name}.pt")
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote on the same number of ranks. Collective."""
@@ -209,6 +205,13 @@ class Policy:
         path, _ = self._engine.load_checkpoint(str(folder), tag="engine", load_module_strict=whole, **options)
         if path is None:
             raise RuntimeError(f"{folder}: DeepSpeed found no engine state in it")
+        for name, part in self.saved_beside.items():
+            file = folder / "engine" / f"{name}.pt"
+            if not file.exists():
+                raise ConfigError(
+                    "teacher.source", "ema", f"{folder} was written without one; start a new run from it"
+                )
+            part.load_state_dict(torch.load(file, map_location="cpu"))
 
     def save_pretrained(self, folder: Path) -> None:
         """The Hugging Face copy, or with LoRA the adapters in peft's form; rank 0 alone."""
@@ -223,7 +226,7 @@ def build_reference(config: Config, device: torch.device) -> Reference | None:
     if config.loss.kl_coef == 0 or config.lora.rank:
         return None
     model = build_model(config.model, config.train.seed, device)
-    module = TokenLogprobModule(model, config.model.attn_implementation, config.rollout.temperature)
+    module = TokenLogprobModule(model, config)
     return Reference(module, device, stays=config.loss.kl_reference == "gpu")
 
 

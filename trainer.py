@@ -19,7 +19,7 @@ import torch
 import checkpoint
 import evaluation
 from badsteps import BadSteps
-from config import Config, TrainConfig, UserError
+from config import Config, UserError
 from data import Problem, ProblemStream, data_digest
 from groups import SampledStep, by_prompt, count_reasons, equal_share, with_overlong_penalty, without_equal_groups
 from interruption import Interruption, Request
@@ -28,6 +28,7 @@ from ranks import Ranks
 from report.writers import RunWriter
 from reward import Grade, grade_trajectory, score, shaping
 from rollout.records import RolloutRecord, SamplingConfig, Scored, StopReason
+from schedule import due, learning_rate
 from update import UpdateStats, update
 
 MAX_INFRA_SHARE = 0.01  # of a step's trajectories; above it the sandbox is broken and training on would be noise
@@ -43,6 +44,7 @@ class TrainingData:
 
     problems: Sequence[Problem]
     prompts: Sequence[list[int]]
+    teacher_prompts: Sequence[list[int]] = ()  # with teacher.privilege, what the teacher reads in their place
 
     def digest(self) -> str:
         """Of prompts and answers in their order: a data cursor into others means nothing."""
@@ -64,8 +66,9 @@ class Trainer:
         eval_data: TrainingData | None,
         run_dir: Path,
         writer: RunWriter | None,
+        teacher: Any = None,
     ):
-        """writer: on rank 0; None on the others."""
+        """writer: on rank 0; None on the others. teacher: a `teacher.Teacher`, with loss.distill_weight above 0."""
         self.config, self.policy, self.chat, self.tokenizer = config, policy, chat, tokenizer
         self.data, self.eval_data, self.run_dir = data, eval_data, run_dir
         self.ranks = Ranks()
@@ -75,7 +78,7 @@ class Trainer:
             gather=self.ranks.gather, keep=config.train.keep_checkpoints,
         )  # fmt: skip
         self._sample, self._rollout_stats = sample, rollout_stats
-        self._writer = writer
+        self._writer, self._teacher = writer, teacher
         self._bad_steps = BadSteps(run_dir, self.ranks.rank, config.train.max_bad_steps)
         self._seconds: dict[str, float] = {}
 
@@ -106,13 +109,13 @@ class Trainer:
             for step in range(first_step, steps):
                 row = self._step_or_last_checkpoint(step)
                 done = step + 1
-                if self.eval_data and _due(done, self.config.eval.every, steps):
+                if self.eval_data and due(done, self.config.eval.every, steps):
                     row |= self.evaluate(done)
                 if self._writer:
                     self._writer.metrics(row)
                 self._bad_steps.check(done)
                 request = interruption.agreed(self.ranks.gather)
-                if request or _due(done, self.config.train.save_every, steps):
+                if request or due(done, self.config.train.save_every, steps):
                     self._store.begin(done, {"score": row.get("eval_avg_at_k"), "data": self.data.digest()})
                 if request is Request.STOP:
                     break
@@ -133,12 +136,17 @@ class Trainer:
         sampled = self._sample_groups(step)
         with self._clock("save"):
             self._store.finish()
-        stats = None
+        stats = lessons = None
         with self._clock("update"):
             updates = plan_updates(sampled.trained, self.config, self.ranks.world_size)
             mine = [parts[self.ranks.rank] for parts in updates]
+        if self._teacher and mine:
+            with self._clock("teacher"):
+                told = self.data.teacher_prompts
+                lessons = self._teacher.lessons(mine, [told[i] for i in sampled.indices] if told else ())
+        with self._clock("update"):
             if mine:  # else no group of the step has two different rewards
-                stats = update(self.policy, mine, self.config.loss, learning_rate(step, self.config.train))
+                stats = update(self.policy, mine, self.config.loss, learning_rate(step, self.config.train), lessons)
         with self._clock("write"):
             if self._writer:
                 answers = [self.data.problems[index].answer for index in sampled.indices]
@@ -283,17 +291,3 @@ def sampling_of(config: Config) -> SamplingConfig:
         context_length=rollout.context_length,
         seed=config.train.seed,
     )
-
-
-def _due(done: int, every: int, steps: int) -> bool:
-    """Whether something that happens `every` steps (0: only after the last) happens after `done` steps."""
-    return done == steps or (every > 0 and done % every == 0)
-
-
-def learning_rate(step: int, train: TrainConfig) -> float:
-    """The rate of step `step` (from 0): linear warm-up, then constant or linear to zero at train.steps."""
-    if step < train.warmup_steps:
-        return train.learning_rate * (step + 1) / train.warmup_steps
-    if train.schedule == "constant":
-        return train.learning_rate
-    return train.learning_rate * (train.steps - step) / (train.steps - train.warmup_steps)

@@ -21,7 +21,8 @@ from config import LossConfig
 from corrections import importance_weights
 from data import ResponseTokenBatch
 from losses import kl_penalty, policy_losses
-from measures import GapFigures, TokenColumns, gap_figures
+from measures import GapFigures, TeacherFigures, TokenColumns, gap_figures, teacher_figures
+from modeling.divergence import Lesson, TeacherStates
 from modeling.logprob import TokenLogprobs
 
 Batches = Sequence[ResponseTokenBatch]
@@ -33,7 +34,7 @@ class TrainablePolicy(Protocol):
     device: torch.device
 
     def train(self) -> None: ...
-    def token_logprobs(self, batch: ResponseTokenBatch) -> TokenLogprobs: ...
+    def token_logprobs(self, batch: ResponseTokenBatch, lesson: TeacherStates | None = None) -> TokenLogprobs: ...
     def frozen_logprobs(self, batch: ResponseTokenBatch) -> Tensor: ...
     def reference_logprobs(self, batches: Iterable[ResponseTokenBatch]) -> list[Tensor]: ...
     def backward(self, loss: Tensor, last: bool) -> None: ...
@@ -46,7 +47,7 @@ class OneUpdate:
 
     loss: float
     grad_norm: float  # before clipping; not finite where the step was skipped
-    tokens: int  # without a KL penalty, rows of advantage 0 are left out, as in the forward
+    tokens: int  # without a KL penalty or a teacher, rows of advantage 0 are left out, as in the forward
     clip_fraction: float
     entropy: float  # nats a token
     ratio_error: float  # largest |ratio - 1|; exactly 0 in the first update
@@ -65,6 +66,7 @@ class UpdateStats:
     updates: tuple[OneUpdate, ...]
     mismatch: GapFigures  # training forward against sampling, at the weights that sampled
     stale: GapFigures | None  # the same at the moved weights of all later updates
+    teacher: TeacherFigures | None = None  # over all updates
 
     @property
     def tokens(self) -> int:
@@ -80,6 +82,8 @@ class UpdateStats:
             row |= {name: self._token_mean(name) for name in ("importance_mean", "importance_cut")}
         if loss.kl_coef > 0:
             row["kl"] = self._token_mean("kl")
+        if self.teacher:
+            row |= {f"teacher_{name}": value for name, value in dataclasses.asdict(self.teacher).items()}
         row["bad_updates"] = sum(u.is_bad for u in self.updates)
         row |= {f"mismatch_{name}": value for name, value in dataclasses.asdict(self.mismatch).items()}
         if self.stale:
@@ -92,19 +96,25 @@ class UpdateStats:
 
 
 def update(
-    policy: TrainablePolicy, minibatches: Sequence[Batches], loss: LossConfig, learning_rate: float
-) -> UpdateStats:
-    """Trains once on each mini-batch: this rank's micro-batches of it, of which every rank brings equally many."""
+    policy: TrainablePolicy, minibatches: Sequence[Batches], loss: LossConfig, learning_rate: float,
+    lessons: Sequence[Sequence[Lesson]] | None = None,
+) -> UpdateStats:  # fmt: skip
+    """Trains once on each mini-batch: this rank's micro-batches of it, of which every rank brings equally many.
+
+    lessons: the teacher's for each of them, with loss.distill_weight above 0
+    """
     policy.train()
     on_device = [[batch.to(policy.device) for batch in batches] for batches in minibatches]
     old = _old_logprobs(policy, on_device, loss)
     reference = _reference_logprobs(policy, on_device, loss)
     updates, columns = [], []
-    for batches, olds, references in zip(on_device, old, reference, strict=True):
-        one, tokens = _one_update(policy, batches, olds, references, loss, learning_rate)
+    taught: Sequence[Sequence[Lesson] | None] = lessons or [None] * len(minibatches)
+    for batches, olds, references, given in zip(on_device, old, reference, taught, strict=True):
+        one, tokens = _one_update(policy, batches, olds, references, given, loss, learning_rate)
         updates.append(one)
         columns.append(tokens)
-    return UpdateStats(tuple(updates), *_gaps(columns, loss))
+    teacher = teacher_figures(TokenColumns.concatenate(columns)) if lessons else None
+    return UpdateStats(tuple(updates), *_gaps(columns, loss), teacher)
 
 
 def _old_logprobs(
@@ -127,15 +137,17 @@ def _reference_logprobs(
 
 def _one_update(
     policy: TrainablePolicy, batches: Batches, old: list[Tensor] | None, reference: list[Tensor] | None,
-    loss: LossConfig, learning_rate: float,
+    lessons: Sequence[Lesson] | None, loss: LossConfig, learning_rate: float,
 ) -> tuple[OneUpdate, TokenColumns]:  # fmt: skip
     total = torch.zeros((), dtype=torch.float64, device=policy.device)
     columns = []
     for index, batch in enumerate(batches):
-        out = policy.token_logprobs(batch)
+        lesson = lessons[index] if lessons else None
+        out = policy.token_logprobs(batch, lesson if isinstance(lesson, TeacherStates) else None)
         value, tokens = batch_loss(
-            out, batch, old[index] if old else out.logprobs.detach(), reference[index] if reference else None, loss
-        )
+            out, batch, old[index] if old else out.logprobs.detach(), reference[index] if reference else None, loss,
+            lesson,
+        )  # fmt: skip
         total += value.detach()
         columns.append(tokens)
         last = index == len(batches) - 1
@@ -149,17 +161,32 @@ def _one_update(
 
 
 def batch_loss(
-    out: TokenLogprobs, batch: ResponseTokenBatch, old: Tensor, reference: Tensor | None, loss: LossConfig
-) -> tuple[Tensor, TokenColumns]:
-    """A micro-batch's part of the loss, a scalar: sum of weight x (importance x policy loss + kl_coef x KL).
+    out: TokenLogprobs, batch: ResponseTokenBatch, old: Tensor, reference: Tensor | None, loss: LossConfig,
+    lesson: Lesson | None = None,
+) -> tuple[Tensor, TokenColumns]:  # fmt: skip
+    """A micro-batch's part of the loss, a scalar: the sum over tokens of
+
+        weight x ((1 - distill_weight) x importance x policy loss + distill_weight x divergence + kl_coef x KL)
+
+    where the divergence "sampled" is importance x policy loss too, with log teacher - log policy as the advantage.
 
     old, reference  # [M] each, no gradient
     """
     num_rows = len(batch.lengths)
     policy = policy_losses(out.logprobs, old, batch.advantages, batch.rows, num_rows, loss)
     corrected = importance_weights(old, batch.behaviour_logprobs, batch.rows, num_rows, loss)
-    values = corrected.weights * policy.values
-    kl = torch.zeros_like(old)
+    values, clipped = corrected.weights * policy.values, policy.clipped
+    nothing = torch.zeros_like(old)
+    taught, share = (nothing, nothing, nothing), loss.distill_weight
+    if isinstance(lesson, TokenLogprobs):
+        gap = batch.behaviour_logprobs - lesson.logprobs
+        imitation = policy_losses(out.logprobs, old, -gap, batch.rows, num_rows, loss)
+        values = (1 - share) * values + share * corrected.weights * imitation.values
+        taught, clipped = (gap, gap, lesson.entropy), clipped | imitation.clipped
+    elif out.divergences:
+        values = (1 - share) * values
+        taught = (out.divergences.values, out.divergences.gap, out.divergences.entropy)
+    kl = nothing
     if reference is not None:
         kl = kl_penalty(out.logprobs, reference, loss.kl_estimator)
         values = values + loss.kl_coef * kl
@@ -170,14 +197,18 @@ def batch_loss(
         turns=batch.turns,
         since_tool=batch.since_tool,
         entropy=out.entropy,
-        clipped=policy.clipped,
+        clipped=clipped,
         ratio_error=torch.expm1(present - old).abs(),
         importance=corrected.weights,
         importance_cut=corrected.cut,
         kl=kl.detach(),
+        divergence=taught[0],
+        teacher_gap=taught[1],
+        teacher_entropy=taught[2],
         trained=batch.weights > 0,
     )
-    return (batch.weights * values).sum(), columns
+    value = (batch.weights * values).sum()
+    return (value + share * out.divergences.loss if out.divergences else value), columns
 
 
 def _summary(loss: float, grad_norm: float, tokens: TokenColumns) -> OneUpdate:

@@ -9,6 +9,7 @@ On CUDA `modeling.logprob_kernel` computes the same function in fused passes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 from modeling.attention import MIN_ROWS
 
+if TYPE_CHECKING:
+    from modeling.divergence import Divergences
+
 CHUNK_LOGITS = 1 << 25  # logits held at once: 134 MB in fp32, 220 rows at V = 151,936
 
 
@@ -24,6 +28,7 @@ CHUNK_LOGITS = 1 << 25  # logits held at once: 134 MB in fp32, 220 rows at V = 1
 class TokenLogprobs:
     logprobs: Tensor  # [M] fp32, differentiable
     entropy: Tensor  # [M] fp32 nats, no gradient
+    divergences: Divergences | None = None  # from a teacher, where there is one
 
 
 def head_logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:

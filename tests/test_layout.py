@@ -16,8 +16,10 @@ ANY_OF_OURS = None
 ALLOWED: dict[str, set[str] | None] = {
     "schema": set(),
     "watch_config": {"schema"},
-    "config": {"watch_config", "schema", "loss_config"},
+    "config": {"watch_config", "schema", "loss_config", "teacher_config"},
     "loss_config": {"schema"},
+    "teacher_config": {"schema"},
+    "schedule": {"config"},
     "rollout.records": set(),
     "rollout.pages": set(),
     "sandbox": set(),
@@ -43,13 +45,15 @@ ALLOWED: dict[str, set[str] | None] = {
     "rollout": {"config", "modeling"},
     "lora": {"config"},
     "reference": set(),
+    "teacher": {"modeling"},
+    "teacher_weights": set(),
     "policy": {"config", "lora", "modeling", "reference", "rollout.records"},
     "update": {"config", "corrections", "data", "losses", "measures", "modeling"},
     "badsteps": {"config", "update"},
     "evaluation": {"boxes", "config", "estimators", "reward", "rollout.records"},
     "treatments": {"checkpoint", "config", "evaluation", "ranks", "rollout.records"},
     "check": {"config", "data", "modeling", "reward", "rollout.records"},
-    "inputs": {"checkpoint", "config", "data", "lora", "modeling", "rollout", "schema", "tools", "trainer"},
+    "inputs": {"checkpoint", "config", "data", "lora", "modeling", "rollout", "schema", "teacher", "tools", "trainer"},
     "trainer": {
         "config",
         "badsteps",
@@ -63,16 +67,17 @@ ALLOWED: dict[str, set[str] | None] = {
         "report",
         "reward",
         "rollout.records",
+        "schedule",
         "update",
     },
     "building": ANY_OF_OURS,
     "main": ANY_OF_OURS,
 }
 # Where heavy libraries may come in.
-MAY_IMPORT = {"deepspeed": {"policy", "main"}}
+MAY_IMPORT = {"deepspeed": {"policy", "main", "teacher_weights"}}
 NO_TORCH = (
-    "config", "loss_config", "watch_config", "schema", "tools", "boxes", "reward", "groups", "checkpoint", "sandbox",
-    "report", "rollout.scheduler", "rollout.pages", "rollout.records", "rollout.episode", "rollout.toolcall",
+    "config", "loss_config", "teacher_config", "schedule", "watch_config", "schema", "tools", "boxes", "reward",
+    "groups", "checkpoint", "sandbox", "report", "rollout.scheduler", "rollout.pages", "rollout.records", "rollout.episode", "rollout.toolcall",
     "arguments",
 )  # fmt: skip
 
@@ -127,7 +132,7 @@ def test_heavy_libraries_stay_where_they_belong(module):
         assert not roots & {"torch", "transformers", "numpy"}
 
 
-BARE = {"config", "loss_config", "watch_config", "schema", "boxes", "reward"}
+BARE = {"config", "loss_config", "teacher_config", "watch_config", "schema", "boxes", "reward"}
 
 
 @pytest.mark.parametrize("module", sorted(m for m in SOURCES if m.startswith("sandbox") or m in BARE))

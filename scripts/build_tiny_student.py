@@ -1,0 +1,50 @@
+"""Builds models/tiny_student: the tiny Qwen3 again, but of a model that has never seen a tool call.
+
+    python scripts/build_tiny_student.py [--out DIR] [--seed N]
+
+The same shape, initial scale and tokenizer as models/tiny_qwen3, trained from nothing on one kind of trace: it answers
+at once, boxing the digits of the first two numbers of the problem. So it can copy two numbers and write a box; no tool
+call and no tool result was ever in its training, and it scores 0. Distillation has to teach it the call, the copying of
+a result and when to stop. Half a minute on one thread. Seeded: the same machine writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from random import Random
+
+import torch
+from build_tiny_model import HOME, build_model, episode, train
+from tiny_task import draw_problem, trace
+from transformers import AutoTokenizer
+
+STEPS = 250
+
+
+def build(out: Path, seed: int) -> None:
+    torch.set_num_threads(1)  # one thread makes the bytes repeat
+    torch.manual_seed(seed)
+    tokenizer = AutoTokenizer.from_pretrained(HOME)
+    model = build_model(tokenizer)
+    rng = Random(f"{seed} student traces")
+
+    def draw() -> tuple[list[int], list[bool]]:
+        problem = draw_problem(rng)
+        return episode(tokenizer, problem, trace(problem, "no_tool"))
+
+    train(model, draw, STEPS, 2e-3, "student")
+    model.bfloat16().save_pretrained(out)
+    print(f"wrote {out}: {sum(file.stat().st_size for file in out.iterdir())} bytes")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Builds the tiny student, which has never seen a tool call.")
+    parser.add_argument("--out", type=Path, default=HOME.parent / "tiny_student", help="folder to write")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    build(arguments.out, arguments.seed)
+
+
+if __name__ == "__main__":
+    main()
