@@ -15,11 +15,18 @@ from pathlib import Path
 from random import Random
 
 import torch
-from build_tiny_model import HOME, build_model, episode, train
-from tiny_task import draw_problem, trace
+from build_tiny_model import HOME, Line, build_model, episode, train
+from tiny_task import Step, draw_problem, trace
 from transformers import AutoTokenizer
 
-STEPS = 250
+STEPS = 300
+
+
+def last_turn(line: Line) -> Line:
+    """The episode with all turns but the last as if somebody else had written them."""
+    ids, written = line
+    start = len(written) - written[::-1].index(False)
+    return ids, [False] * start + written[start:]
 
 
 def build(out: Path, seed: int) -> None:
@@ -29,9 +36,11 @@ def build(out: Path, seed: int) -> None:
     model = build_model(tokenizer)
     rng = Random(f"{seed} student traces")
 
-    def draw() -> tuple[list[int], list[bool]]:
+    def draw() -> Line:
         problem = draw_problem(rng)
-        return episode(tokenizer, problem, trace(problem, "no_tool"))
+        if rng.random() < 0.5:
+            return episode(tokenizer, problem, [Step(f"The answer is \\boxed{{{problem.a}{problem.b}{problem.c}}}.", None)])
+        return last_turn(episode(tokenizer, problem, trace(problem, "good")))
 
     train(model, draw, STEPS, 2e-3, "student")
     model.bfloat16().save_pretrained(out)
