@@ -32,6 +32,7 @@ from transformers.utils import logging as transformers_logging
 import lora
 from config import Config, ModelConfig
 from modeling.attention import IMPLEMENTATION, NO_MASK, training_rows
+from modeling.fused import can_fuse
 from modeling.logprob import TokenLogprobs, token_logprobs
 from modeling.shapes import shape_source
 from reference import Reference
@@ -79,19 +80,27 @@ def register_rollout_engine(engine: type) -> None:
 def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrainedModel:
     """The Hugging Face model on its device, with our attention; weights from the checkpoint or random."""
     dtype = getattr(torch, config.dtype)
-    if not config.random_weights:
+    if config.random_weights:
+        shape = AutoConfig.from_pretrained(shape_source(config))
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+            torch.manual_seed(seed)
+            model = AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=IMPLEMENTATION)
+    else:
         model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype, attn_implementation=IMPLEMENTATION)
-        return model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` without its signature
-    shape = AutoConfig.from_pretrained(shape_source(config))
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
-        torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=IMPLEMENTATION)
+        model = model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` without its signature
+    if can_fuse(model.config, device):
+        from modeling.train_layers import fuse  # needs Triton, which comes with torch's CUDA builds
+
+        fuse(model)
+    return model
 
 
 def enable_checkpointing(model: PreTrainedModel) -> None:
     """Recomputes each layer in the backward pass; non-reentrant, since a tied head's gradient must arrive once."""
     renamed = getattr(model, "activation_checkpointing_enable", None)  # transformers 5.24's name for it
-    (renamed or model.gradient_checkpointing_enable)({"use_reentrant": False})
+    (renamed or model.gradient_checkpointing_enable)(
+        {"use_reentrant": False, "preserve_rng_state": False}  # nothing in a layer draws
+    )
 
 
 class TokenLogprobModule(nn.Module):

@@ -19,7 +19,9 @@ CHUNK_ROWS = 1024
 
 
 @triton.jit
-def _forward_kernel(z_ptr, target_ptr, logprob_ptr, entropy_ptr, log_total_ptr, V, stride, scale, BLOCK: tl.constexpr):
+def logprob_forward_kernel(
+    z_ptr, target_ptr, logprob_ptr, entropy_ptr, log_total_ptr, V, stride, scale, BLOCK: tl.constexpr
+):
     """One row a program: log-sum-exp and mean logit in one pass."""
     row = tl.program_id(0)
     z_row = z_ptr + row.to(tl.int64) * stride
@@ -43,7 +45,7 @@ def _forward_kernel(z_ptr, target_ptr, logprob_ptr, entropy_ptr, log_total_ptr, 
 
 
 @triton.jit
-def _backward_kernel(z_ptr, target_ptr, log_total_ptr, grad_ptr, V, stride, scale, BLOCK: tl.constexpr):
+def logprob_backward_kernel(z_ptr, target_ptr, log_total_ptr, grad_ptr, V, stride, scale, BLOCK: tl.constexpr):
     """Turns logits into their gradient, in place."""
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -67,7 +69,7 @@ class FusedLogprobs(torch.autograd.Function):
         for start in range(0, len(targets), CHUNK_ROWS):
             part = slice(start, start + CHUNK_ROWS)
             z = torch.mm(hidden[part], weight.T, out=buffer[: len(targets[part])])
-            _forward_kernel[(z.shape[0],)](
+            logprob_forward_kernel[(z.shape[0],)](
                 z, targets[part], logprobs[part], entropy[part], log_totals[part], z.shape[1], z.stride(0),
                 1.0 / temperature, BLOCK=4096,
             )  # fmt: skip
@@ -86,7 +88,7 @@ class FusedLogprobs(torch.autograd.Function):
             part = slice(start, start + CHUNK_ROWS)
             z = torch.mm(hidden[part], weight.T, out=buffer[: len(targets[part])])
             grid = (z.shape[0], triton.cdiv(z.shape[1], 4096))
-            _backward_kernel[grid](
+            logprob_backward_kernel[grid](
                 z, targets[part], log_totals[part], by_logprob[part], z.shape[1], z.stride(0), 1.0 / ctx.temperature,
                 BLOCK=4096,
             )  # fmt: skip
