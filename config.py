@@ -28,7 +28,8 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     # auto: SDPA per row on CPU, torch's varlen kernel on CUDA; eager: the plain softmax, exact across both phases
     attn_implementation: Literal["auto", "eager"] = "auto"
-    gradient_checkpointing: bool = True
+    # true: the backward pass computes every layer again; false: none; auto: as many as the GPU's memory asks for
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
     random_weights: bool = False  # the true shape from config.json alone, seeded by train.seed
     enable_thinking: bool = True  # hybrid templates: False appends the empty think block to every assistant header
 

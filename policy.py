@@ -14,9 +14,9 @@ import logging
 import os
 import random
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidiactl") else "cpu")
 
@@ -25,15 +25,17 @@ import numpy
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 import lora
 from config import Config, ModelConfig
-from modeling.attention import IMPLEMENTATION, NO_MASK, training_rows
+from modeling.attention import IMPLEMENTATION
 from modeling.fused import can_fuse
-from modeling.logprob import TokenLogprobs, token_logprobs
+from modeling.logprob import TokenLogprobs
+from modeling.packed_model import PackedBatch, TokenLogprobModule
+from modeling.recompute import Recompute
 from modeling.shapes import shape_source
 from reference import Reference
 
@@ -41,19 +43,7 @@ deepspeed.utils.logger.setLevel(logging.ERROR)
 transformers_logging.disable_progress_bar()
 
 
-class PackedBatch(Protocol):
-    """The fields of `data.ResponseTokenBatch` that a forward needs. N tokens, M of them predict a target."""
-
-    @property
-    def input_ids(self) -> Tensor: ...  # [1, N]
-    @property
-    def position_ids(self) -> Tensor: ...  # [1, N]
-    @property
-    def lengths(self) -> Sequence[int]: ...  # of the rows; they sum to N
-    @property
-    def predictors(self) -> Tensor: ...  # [M]
-    @property
-    def targets(self) -> Tensor: ...  # [M]
+BUCKET_ELEMENTS = 100_000_000  # of gradients that are reduced at once; DeepSpeed's default takes five times the memory
 
 
 def init_distributed(device: torch.device) -> None:
@@ -95,33 +85,6 @@ def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrai
     return model
 
 
-def enable_checkpointing(model: PreTrainedModel) -> None:
-    """Recomputes each layer in the backward pass; non-reentrant, since a tied head's gradient must arrive once."""
-    renamed = getattr(model, "activation_checkpointing_enable", None)  # transformers 5.24's name for it
-    (renamed or model.gradient_checkpointing_enable)(
-        {"use_reentrant": False, "preserve_rng_state": False}  # nothing in a layer draws
-    )
-
-
-class TokenLogprobModule(nn.Module):
-    """What DeepSpeed wraps: a packed batch in, log-probabilities of its sampled tokens out."""
-
-    def __init__(self, model: PreTrainedModel, implementation: str, temperature: float):
-        super().__init__()
-        self.model = model
-        self._implementation, self._temperature = implementation, temperature
-
-    def forward(self, batch: PackedBatch) -> TokenLogprobs:
-        like = cast(Tensor, self.model.get_input_embeddings().weight)
-        rows = training_rows(batch.lengths, self._implementation, like)
-        hidden = self.model.base_model(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=NO_MASK, use_cache=False,
-            rows=rows,
-        ).last_hidden_state[0]  # [N, H]  # fmt: skip
-        head = self.model.get_output_embeddings().weight
-        return token_logprobs(hidden[batch.predictors], head, batch.targets, self._temperature)
-
-
 class Policy:
     """One per process. Everything that DeepSpeed does happens behind these methods."""
 
@@ -131,10 +94,12 @@ class Policy:
         self.model = build_model(config.model, config.train.seed, device)
         if config.lora.rank:
             lora.add_adapters(self.model, config.lora, config.train.seed)
-        if config.model.gradient_checkpointing:
-            enable_checkpointing(self.model)
-        module = TokenLogprobModule(self.model, config.model.attn_implementation, config.rollout.temperature)
+        self.recompute = Recompute(self.model.base_model.layers, config.model.gradient_checkpointing, device)
+        module = TokenLogprobModule(
+            self.model, config.model.attn_implementation, config.rollout.temperature, self.recompute
+        )
         self.world_size = dist.get_world_size()
+        self._accumulating = False  # between the first and the last micro-batch of an update
         self._reference = build_reference(config, device)
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here what its logger would not
             self._engine, self._optimizer, _, _ = deepspeed.initialize(
@@ -149,6 +114,7 @@ class Policy:
 
     def token_logprobs(self, batch: PackedBatch) -> TokenLogprobs:
         """Log-probabilities [M] of the batch's sampled tokens under the current weights, differentiable."""
+        self.recompute.to_come = self._gradient_bytes()
         return self._engine(batch)
 
     @torch.no_grad()
@@ -175,6 +141,14 @@ class Policy:
         self._engine.backward(loss * self.world_size)
         if not last:
             self._engine.step()  # counts the micro-batch, updates nothing
+        self._accumulating = not last
+
+    def _gradient_bytes(self) -> int:
+        """What a backward pass allocates beside activations; the fp32 sum stays from a step's first one on."""
+        trained = [p.numel() for p in self.model.parameters() if p.requires_grad]
+        buckets = 3 * 4 * BUCKET_ELEMENTS  # the bucket, its copy for the reduction, and what that returns
+        largest = (2 + 4 + 4) * max(trained)
+        return buckets + largest + (0 if self._accumulating else 4 * sum(trained) // self.world_size)
 
     def step(self, learning_rate: float) -> float:
         """Clips and updates; returns the gradient's global norm before clipping.
@@ -279,6 +253,7 @@ def _decays(parameter: Tensor, embedding: Tensor) -> bool:
 
 def deepspeed_settings(config: Config) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": 2, "contiguous_gradients": True, "overlap_comm": False}
+    zero["reduce_bucket_size"] = BUCKET_ELEMENTS
     if config.train.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     settings: dict[str, Any] = {

@@ -118,6 +118,9 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in args:
             return None
+        words = [word for a in args if typing.get_origin(a) is Literal for word in typing.get_args(a)]
+        if isinstance(value, str) and value in words:
+            return value
         return _coerce(name, value, next(a for a in args if a is not type(None)))
     if origin is tuple:
         require(

@@ -51,7 +51,7 @@ def forecast(config: Config, shape: Any, parameters: int, kv_cache: int, world_s
     size = 4 if wide else 2
     tokens = config.train.max_tokens_per_micro_batch
     layer = tokens * size * (_LAYER_WIDTHS * shape.hidden_size + 3 * shape.intermediate_size)
-    if config.model.gradient_checkpointing:
+    if config.model.gradient_checkpointing:  # auto at its least
         activations = layer + shape.num_hidden_layers * tokens * shape.hidden_size * size
     else:
         activations = layer * shape.num_hidden_layers

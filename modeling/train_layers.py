@@ -13,7 +13,7 @@ from __future__ import annotations
 from types import MethodType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from modeling.attention import Rows
 from modeling.train_gate import silu_gate
@@ -31,12 +31,12 @@ def fuse(model: Any) -> None:
         layer.mlp.forward = MethodType(_mlp_forward, layer.mlp)
 
 
-def _norm_forward(self: nn.Module, hidden_states: Tensor) -> Tensor:
+def _norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
     return norm(hidden_states, self.weight, self.variance_epsilon)[1]
 
 
 def _layer_forward(
-    self: nn.Module, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows, **_: Any
+    self: Any, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows, **_: Any
 ) -> Tensor:
     """hidden_states [1, N, hidden]; position_embeddings: cos and sin, each [1, N, D]"""
     before, after = self.input_layernorm, self.post_attention_layernorm
@@ -46,9 +46,7 @@ def _layer_forward(
     return hidden + self.mlp(normed)
 
 
-def _attention_forward(
-    self: nn.Module, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows
-) -> Tensor:
+def _attention_forward(self: Any, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
     """[1, N, hidden] -> [1, N, hidden]"""
     q, k, v = (
         project(hidden)[0].unflatten(1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj)
@@ -61,5 +59,5 @@ def _attention_forward(
     return self.o_proj(out.flatten(1)[None])
 
 
-def _mlp_forward(self: nn.Module, x: Tensor) -> Tensor:
+def _mlp_forward(self: Any, x: Tensor) -> Tensor:
     return self.down_proj(silu_gate(self.gate_proj(x), self.up_proj(x)))

@@ -154,7 +154,7 @@ class _NormRotate(torch.autograd.Function):
             q, k, q_weight if ctx.normed else q, k_weight if ctx.normed else k, cos, sin, by_q_out, by_k_out, by_q,
             by_k, sums, by_q.shape[0], ctx.eps, **_shape(by_q, by_k, ctx.normed),
         )  # fmt: skip
-        by_weights = sums.sum(0).to(q_weight.dtype) if ctx.normed else (None, None)
+        by_weights = sums.sum(0).to(by_q.dtype) if ctx.normed else (None, None)
         return by_q, by_k, by_weights[0], by_weights[1], None, None, None
 
 

@@ -10,6 +10,7 @@ import torch
 import tests.interpreted as interpreted
 from modeling.attention import NO_MASK, TrainingRows, eager_softmax
 from modeling.fused import can_fuse
+from modeling.recompute import Recompute
 from tests.conftest import make_model
 
 train_layers = pytest.importorskip("modeling.train_layers", reason="needs Triton")
@@ -67,7 +68,7 @@ def test_recomputed_layers_give_the_same_gradients():
     _, fused = model_pair("qwen3", torch.float32)
     again = copy.deepcopy(fused)
     train_layers.fuse(again)
-    again.gradient_checkpointing_enable({"use_reentrant": False})
+    Recompute(again.base_model.layers, True, torch.device(DEVICE))
     kept, recomputed = (gradients(m, hidden_states(m)) for m in (fused, again))
     assert all(torch.equal(kept[name], recomputed[name]) for name in kept)
 
