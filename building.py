@@ -6,6 +6,7 @@ used, so that a refused setting is refused fast.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
@@ -49,6 +50,23 @@ def build_policy(
     cache = build_cache(config, shape, policy.model, device)
     decoder = build_decoder(config, policy.model, cache, device)
     return policy, build_engine(config, decoder, cache, chat, tool, progress), cache.kv.nbytes
+
+
+def plan_memory(config: Config, shape: Any, policy: Any, kv_cache: int) -> tuple[Config, Any]:
+    """The config with train.max_tokens_per_micro_batch as a number, and the forecast. Collective.
+
+    kv_cache: bytes of the cache, which stands already, as do the captured graphs
+    """
+    from modeling.forecast import forecast, micro_batch_tokens
+
+    room = policy.update_room()
+    if config.train.max_tokens_per_micro_batch == "auto" and room is not None:
+        tokens = micro_batch_tokens(config, shape, room)
+        config = dataclasses.replace(
+            config, train=dataclasses.replace(config.train, max_tokens_per_micro_batch=tokens)
+        )
+    parameters = sum(parameter.numel() for parameter in policy.model.parameters())
+    return config, forecast(config, shape, parameters, kv_cache, policy.world_size, room)
 
 
 def build_cache(config: Config, shape: Any, model: Any, device: Any) -> Any:

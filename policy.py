@@ -35,7 +35,7 @@ from modeling.attention import IMPLEMENTATION
 from modeling.fused import can_fuse
 from modeling.logprob import TokenLogprobs
 from modeling.packed_model import PackedBatch, TokenLogprobModule
-from modeling.recompute import Recompute
+from modeling.recompute import Recompute, free_bytes
 from modeling.shapes import shape_source
 from reference import Reference
 
@@ -142,6 +142,16 @@ class Policy:
         if not last:
             self._engine.step()  # counts the micro-batch, updates nothing
         self._accumulating = not last
+
+    def update_room(self) -> int | None:
+        """Bytes that a micro-batch may take on every rank, from what is free now; None on CPU. Collective."""
+        if self.device.type != "cuda":
+            return None
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        moments = 0 if self.config.train.offload_optimizer else 8 * trained // self.world_size
+        room = torch.tensor(free_bytes(self.device) - self._gradient_bytes() - moments, device=self.device)
+        dist.all_reduce(room, dist.ReduceOp.MIN)
+        return int(room)
 
     def _gradient_bytes(self) -> int:
         """What a backward pass allocates beside activations; the fp32 sum stays from a step's first one on."""

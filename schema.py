@@ -17,6 +17,8 @@ from typing import Any, Literal
 class UserError(Exception):
     """Something that a user can mend; the message is one line that says what and how. Anything else is our fault."""
 
+    of_one_rank = False  # not every rank raises it, so whichever does must say it
+
 
 class ConfigError(UserError, ValueError):
     """A setting that cannot work. The message is one line: field, value, what is wrong and the mend."""
