@@ -187,9 +187,9 @@ class TrainConfig:
             require(0 <= value < 1, f"train.{name}", value, "must lie in [0, 1)")
         require(self.weight_decay >= 0, "train.weight_decay", self.weight_decay, "must not be negative")
         require(self.max_grad_norm > 0, "train.max_grad_norm", self.max_grad_norm, "must be above 0")
+        tokens = self.max_tokens_per_micro_batch
         require(
-            self.max_tokens_per_micro_batch == "auto" or self.max_tokens_per_micro_batch >= 1, "train.max_tokens_per_micro_batch", self.max_tokens_per_micro_batch,
-            "must be at least 1 token",
+            tokens == "auto" or tokens >= 1, "train.max_tokens_per_micro_batch", tokens, "must be at least 1 token"
         )  # fmt: skip
         require(self.updates_per_rollout >= 1, "train.updates_per_rollout", self.updates_per_rollout, "at least 1")
         require(self.max_bad_steps >= 1, "train.max_bad_steps", self.max_bad_steps, "must be at least 1")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from modeling.attention import NO_MASK, training_rows
+from modeling.attention import NO_MASK, Rows, training_rows
 from modeling.logprob import TokenLogprobs, token_logprobs
 from modeling.recompute import Recompute
 
@@ -45,9 +45,21 @@ class TokenLogprobModule(nn.Module):
         keep = False
         if self._recompute and torch.is_grad_enabled():
             keep = self._recompute.begin(len(batch.targets) * head.shape[0] * head.element_size())
-        rows = training_rows(batch.lengths, self._implementation, head)
+        rows = self._rows(batch.lengths, head)
         hidden = self.model.base_model(
             input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=NO_MASK, use_cache=False,
             rows=rows,
         ).last_hidden_state[0]  # [N, H]  # fmt: skip
         return token_logprobs(hidden[batch.predictors], head, batch.targets, self._temperature, keep)
+
+    def _rows(self, lengths: Sequence[int], like: Tensor) -> Rows:
+        half = like.dtype in (torch.bfloat16, torch.float16)
+        if self._implementation == "auto" and like.device.type == "cuda" and half:
+            from modeling.train_attention import LongTrainingRows, cudnn_serves
+
+            shape = self.model.config
+            heads, groups = shape.num_attention_heads, shape.num_key_value_heads
+            size = getattr(shape, "head_dim", None) or shape.hidden_size // heads
+            if cudnn_serves(heads, groups, size, like.dtype, like.device):
+                return LongTrainingRows(lengths, like.device)
+        return training_rows(lengths, self._implementation, like)
