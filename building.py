@@ -6,6 +6,7 @@ used, so that a refused setting is refused fast.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
@@ -62,7 +63,8 @@ def build_teacher(config: Config, policy: Any, device: Any) -> Any:
     import lora
     import teacher_weights as places
     from modeling.divergence import Measure
-    from modeling.packed import PredictingStates
+    from modeling.fused import can_fuse
+    from modeling.packed_model import PredictingStates
     from policy import build_model
     from teacher import Teacher
 
@@ -79,7 +81,12 @@ def build_teacher(config: Config, policy: Any, device: Any) -> Any:
         return Teacher(PredictingStates(live, implementation), present, measure, device)
     home = device if told.placement == "gpu" else host
     seed = config.train.seed + (told.source == "model")  # random weights of its own
-    model = places.frozen(build_model(config.teacher_model, seed, home))
+    model: Any = places.frozen(build_model(config.teacher_model, seed, home))
+    # Not with ZeRO-3, which gathers a module's weights where it is called: these kernels read norms without a call.
+    if home != device and told.placement != "zero3" and can_fuse(model.config, device):
+        from modeling.train_layers import fuse
+
+        fuse(model)
     module = PredictingStates(model, implementation)
     if told.source == "ema":
         present = places.RunningMean(model, live, told.ema_decay, device, home)
@@ -89,6 +96,23 @@ def build_teacher(config: Config, policy: Any, device: Any) -> Any:
     else:
         present = places.Resident(model) if told.placement == "gpu" else places.Parked(model, device)
     return Teacher(module, present, measure, device)
+
+
+def plan_memory(config: Config, shape: Any, policy: Any, kv_cache: int) -> tuple[Config, Any]:
+    """The config with train.max_tokens_per_micro_batch as a number, and the forecast. Collective.
+
+    kv_cache: bytes of the cache, which stands already, as do the captured graphs
+    """
+    from modeling.forecast import forecast, micro_batch_tokens
+
+    room = policy.update_room()
+    if config.train.max_tokens_per_micro_batch == "auto" and room is not None:
+        tokens = micro_batch_tokens(config, shape, room)
+        config = dataclasses.replace(
+            config, train=dataclasses.replace(config.train, max_tokens_per_micro_batch=tokens)
+        )
+    parameters = sum(parameter.numel() for parameter in policy.model.parameters())
+    return config, forecast(config, shape, parameters, kv_cache, policy.world_size, room)
 
 
 def build_cache(config: Config, shape: Any, model: Any, device: Any) -> Any:

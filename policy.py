@@ -9,7 +9,6 @@ ranks; the learning rate follows the trainer's step counter, not DeepSpeed's (wh
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import logging
 import os
@@ -26,21 +25,26 @@ import numpy
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 import lora
 from config import Config, ConfigError, ModelConfig
 from modeling.attention import IMPLEMENTATION
-from modeling.divergence import TeacherStates, weighted_divergence
-from modeling.logprob import TokenLogprobs, token_logprobs
-from modeling.packed import PackedBatch, predicting_states
+from modeling.divergence import TeacherStates
+from modeling.fused import can_fuse
+from modeling.logprob import TokenLogprobs
+from modeling.packed_model import PackedBatch, TokenLogprobModule
+from modeling.recompute import Recompute, free_bytes
 from modeling.shapes import shape_source
 from reference import Reference
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
 transformers_logging.disable_progress_bar()
+
+
+BUCKET_ELEMENTS = 100_000_000  # of gradients that are reduced at once; DeepSpeed's default takes five times the memory
 
 
 def init_distributed(device: torch.device) -> None:
@@ -67,40 +71,19 @@ def register_rollout_engine(engine: type) -> None:
 def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrainedModel:
     """The Hugging Face model on its device, with our attention; weights from the checkpoint or random."""
     dtype = getattr(torch, config.dtype)
-    if not config.random_weights:
+    if config.random_weights:
+        shape = AutoConfig.from_pretrained(shape_source(config))
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+            torch.manual_seed(seed)
+            model = AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=IMPLEMENTATION)
+    else:
         model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype, attn_implementation=IMPLEMENTATION)
-        return model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` without its signature
-    shape = AutoConfig.from_pretrained(shape_source(config))
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
-        torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=IMPLEMENTATION)
+        model = model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` without its signature
+    if can_fuse(model.config, device):
+        from modeling.train_layers import fuse  # needs Triton, which comes with torch's CUDA builds
 
-
-def enable_checkpointing(model: PreTrainedModel) -> None:
-    """Recomputes each layer in the backward pass; non-reentrant, since a tied head's gradient must arrive once."""
-    renamed = getattr(model, "activation_checkpointing_enable", None)  # transformers 5.24's name for it
-    (renamed or model.gradient_checkpointing_enable)({"use_reentrant": False})
-
-
-class TokenLogprobModule(nn.Module):
-    """What DeepSpeed wraps: a packed batch in, log-probabilities of its sampled tokens out."""
-
-    def __init__(self, model: PreTrainedModel, config: Config):
-        super().__init__()
-        self.model = model
-        self._implementation, self._temperature = config.model.attn_implementation, config.rollout.temperature
-        self._only_distils = config.loss.distill_weight == 1 and config.loss.kl_coef == 0
-
-    def forward(self, batch: PackedBatch, lesson: TeacherStates | None = None) -> TokenLogprobs:
-        """lesson: the teacher's hidden states for the batch; the divergence from them then comes along"""
-        hidden = predicting_states(self.model, batch, self._implementation)
-        head = self.model.get_output_embeddings().weight
-        if lesson is None:
-            return token_logprobs(hidden, head, batch.targets, self._temperature)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self._only_distils):
-            out = token_logprobs(hidden, head, batch.targets, self._temperature)
-        divergences = weighted_divergence(hidden, head, batch.targets, batch.weights, lesson)
-        return dataclasses.replace(out, divergences=divergences)
+        fuse(model)
+    return model
 
 
 class Policy:
@@ -112,11 +95,14 @@ class Policy:
         self.model = build_model(config.model, config.train.seed, device)
         if config.lora.rank:
             lora.add_adapters(self.model, config.lora, config.train.seed)
-        if config.model.gradient_checkpointing:
-            enable_checkpointing(self.model)
-        module = TokenLogprobModule(self.model, config)
+        self.recompute = Recompute(self.model.base_model.layers, config.model.gradient_checkpointing, device)
         self.saved_beside: dict[str, Any] = {}  # name -> what has state_dict and load_state_dict; alike on all ranks
+        module = TokenLogprobModule(
+            self.model, config.model.attn_implementation, config.rollout.temperature, self.recompute,
+            only_distils=config.loss.distill_weight == 1 and config.loss.kl_coef == 0,
+        )  # fmt: skip
         self.world_size = dist.get_world_size()
+        self._accumulating = False  # between the first and the last micro-batch of an update
         self._reference = build_reference(config, device)
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here what its logger would not
             self._engine, self._optimizer, _, _ = deepspeed.initialize(
@@ -134,6 +120,7 @@ class Policy:
 
         lesson: see `TokenLogprobModule.forward`
         """
+        self.recompute.to_come = self._gradient_bytes()
         return self._engine(batch, lesson)
 
     @torch.no_grad()
@@ -160,6 +147,24 @@ class Policy:
         self._engine.backward(loss * self.world_size)
         if not last:
             self._engine.step()  # counts the micro-batch, updates nothing
+        self._accumulating = not last
+
+    def update_room(self) -> int | None:
+        """Bytes that a micro-batch may take on every rank, from what is free now; None on CPU. Collective."""
+        if self.device.type != "cuda":
+            return None
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        moments = 0 if self.config.train.offload_optimizer else 8 * trained // self.world_size
+        room = torch.tensor(free_bytes(self.device) - self._gradient_bytes() - moments, device=self.device)
+        dist.all_reduce(room, dist.ReduceOp.MIN)
+        return int(room)
+
+    def _gradient_bytes(self) -> int:
+        """What a backward pass allocates beside activations; the fp32 sum stays from a step's first one on."""
+        trained = [p.numel() for p in self.model.parameters() if p.requires_grad]
+        buckets = 3 * 4 * BUCKET_ELEMENTS  # the bucket, its copy for the reduction, and what that returns
+        largest = (2 + 4 + 4) * max(trained)
+        return buckets + largest + (0 if self._accumulating else 4 * sum(trained) // self.world_size)
 
     def step(self, learning_rate: float) -> float:
         """Clips and updates; returns the gradient's global norm before clipping.
@@ -226,7 +231,7 @@ def build_reference(config: Config, device: torch.device) -> Reference | None:
     if config.loss.kl_coef == 0 or config.lora.rank:
         return None
     model = build_model(config.model, config.train.seed, device)
-    module = TokenLogprobModule(model, config)
+    module = TokenLogprobModule(model, config.model.attn_implementation, config.rollout.temperature)
     return Reference(module, device, stays=config.loss.kl_reference == "gpu")
 
 
@@ -273,6 +278,7 @@ def _decays(parameter: Tensor, embedding: Tensor) -> bool:
 
 def deepspeed_settings(config: Config) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": 2, "contiguous_gradients": True, "overlap_comm": False}
+    zero["reduce_bucket_size"] = BUCKET_ELEMENTS
     if config.train.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     settings: dict[str, Any] = {

@@ -17,6 +17,8 @@ from typing import Any, Literal
 class UserError(Exception):
     """Something that a user can mend; the message is one line that says what and how. Anything else is our fault."""
 
+    of_one_rank = False  # not every rank raises it, so whichever does must say it
+
 
 class ConfigError(UserError, ValueError):
     """A setting that cannot work. The message is one line: field, value, what is wrong and the mend."""
@@ -118,6 +120,9 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in args:
             return None
+        words = [word for a in args if typing.get_origin(a) is Literal for word in typing.get_args(a)]
+        if isinstance(value, str) and value in words:
+            return value
         return _coerce(name, value, next(a for a in args if a is not type(None)))
     if origin is tuple:
         require(

@@ -24,6 +24,16 @@ class UnsupportedModel(ValueError):
     """The decode kernels do not restate this model; the message says which part. Its own modules can still run."""
 
 
+def can_fuse(config: Any, device: torch.device) -> bool:
+    """Whether `modeling.train_layers` computes what this model's modules compute; config: the Hugging Face one."""
+    return (
+        device.type == "cuda"
+        and config.model_type in FAMILIES
+        and config.hidden_act == "silu"
+        and config.rope_parameters["rope_type"] in STATIC_ROPES
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One decoder layer; matrices [out, in]. Biases and head norms are None where the family has none."""

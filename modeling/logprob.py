@@ -40,8 +40,13 @@ def head_logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
     return logits if temperature in (0.0, 1.0) else logits / temperature
 
 
-def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
+def token_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, keep_logits: bool = False
+) -> TokenLogprobs:
     """Log-probability of each target and the entropy of its distribution.
+
+    keep_logits: CUDA only; keep all logits for the backward pass, [M, V] in the model dtype, instead of chunks that
+        are computed twice
 
     hidden: final hidden states  # [M, H]
     weight: LM head  # [V, H]
@@ -50,7 +55,7 @@ def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature:
     if hidden.device.type == "cuda":
         from modeling.logprob_kernel import FusedLogprobs  # needs Triton, which comes with torch's CUDA builds
 
-        return TokenLogprobs(*FusedLogprobs.apply(hidden, weight, targets, temperature))
+        return TokenLogprobs(*FusedLogprobs.apply(hidden, weight, targets, temperature, keep_logits))
     chunk = max(1, CHUNK_LOGITS // weight.shape[0])
     if hidden.shape[0] <= chunk:
         return TokenLogprobs(*_chunk_logprobs(hidden, weight, targets, temperature))

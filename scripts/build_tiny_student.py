@@ -2,10 +2,12 @@
 
     python scripts/build_tiny_student.py [--out DIR] [--seed N]
 
-The same shape, initial scale and tokenizer as models/tiny_qwen3, trained from nothing on one kind of trace: it answers
-at once, boxing the digits of the first two numbers of the problem. So it can copy two numbers and write a box; no tool
-call and no tool result was ever in its training, and it scores 0. Distillation has to teach it the call, the copying of
-a result and when to stop. Half a minute on one thread. Seeded: the same machine writes the same bytes.
+The same shape, initial scale and tokenizer as models/tiny_qwen3, trained from nothing on two kinds of episode, neither
+with a call of its own: it answers at once with the digits of the problem's three numbers in a box, or it reads calls
+and results that stand there already and boxes the last result. So it can copy numbers and write a box, it has never
+had to write any token of a call, and asked a problem it boxes the three numbers: it scores 0. Copying is learnt here,
+since learning it from a teacher's probabilities takes too many steps. Half a minute on one thread. Seeded: the same
+machine writes the same bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from random import Random
 import torch
 from build_tiny_model import HOME, Line, build_model, episode, train
 from tiny_task import Step, draw_problem, trace
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 STEPS = 300
 
@@ -32,14 +34,16 @@ def last_turn(line: Line) -> Line:
 def build(out: Path, seed: int) -> None:
     torch.set_num_threads(1)  # one thread makes the bytes repeat
     torch.manual_seed(seed)
-    tokenizer = AutoTokenizer.from_pretrained(HOME)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(HOME)
     model = build_model(tokenizer)
     rng = Random(f"{seed} student traces")
 
     def draw() -> Line:
         problem = draw_problem(rng)
         if rng.random() < 0.5:
-            return episode(tokenizer, problem, [Step(f"The answer is \\boxed{{{problem.a}{problem.b}{problem.c}}}.", None)])
+            return episode(
+                tokenizer, problem, [Step(f"The answer is \\boxed{{{problem.a}{problem.b}{problem.c}}}.", None)]
+            )
         return last_turn(episode(tokenizer, problem, trace(problem, "good")))
 
     train(model, draw, STEPS, 2e-3, "student")

@@ -77,8 +77,8 @@ ALLOWED: dict[str, set[str] | None] = {
 MAY_IMPORT = {"deepspeed": {"policy", "main", "teacher_weights"}}
 NO_TORCH = (
     "config", "loss_config", "teacher_config", "schedule", "watch_config", "schema", "tools", "boxes", "reward",
-    "groups", "checkpoint", "sandbox", "report", "rollout.scheduler", "rollout.pages", "rollout.records", "rollout.episode", "rollout.toolcall",
-    "arguments",
+    "groups", "checkpoint", "sandbox", "report", "rollout.scheduler", "rollout.pages", "rollout.records",
+    "rollout.episode", "rollout.toolcall", "arguments",
 )  # fmt: skip
 
 

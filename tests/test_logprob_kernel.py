@@ -23,10 +23,13 @@ def case(length: int, vocabulary: int, dtype=torch.float32):
 
 @pytest.mark.parametrize(("length", "vocabulary"), [(1, 50), (3, 4096), (11, 5000)])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_value_and_gradient_equal_the_plain_walk_over_uneven_chunks(monkeypatch, length, vocabulary, temperature):
+@pytest.mark.parametrize("keep", [False, True])
+def test_value_and_gradient_equal_the_plain_walk_over_uneven_chunks(
+    monkeypatch, length, vocabulary, temperature, keep
+):
     monkeypatch.setattr(logprob_kernel, "CHUNK_ROWS", 4)
     hidden, weight, targets = case(length, vocabulary)
-    logprobs, entropy = logprob_kernel.FusedLogprobs.apply(hidden, weight, targets, temperature)
+    logprobs, entropy = logprob_kernel.FusedLogprobs.apply(hidden, weight, targets, temperature, keep)
     expected, expected_entropy = _chunk_logprobs(hidden, weight, targets, temperature)
     torch.testing.assert_close(logprobs, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(entropy, expected_entropy, rtol=1e-4, atol=1e-4)
