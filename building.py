@@ -81,7 +81,9 @@ def build_teacher(config: Config, policy: Any, device: Any) -> Any:
         return Teacher(PredictingStates(live, implementation), present, measure, device)
     home = device if told.placement == "gpu" else host
     seed = config.train.seed + (told.source == "model")  # random weights of its own
-    model: Any = places.frozen(build_model(config.teacher_model, seed, home))
+    born = device if config.model.random_weights else home  # the same draws wherever they will wait
+    model: Any = build_model(config.teacher_model, seed, born)
+    model = places.frozen(model.to(home))
     # Not with ZeRO-3, which gathers a module's weights where it is called: these kernels read norms without a call.
     if home != device and told.placement != "zero3" and can_fuse(model.config, device):
         from modeling.train_layers import fuse

@@ -31,7 +31,12 @@ class Teacher:
         """module: a packed batch in, hidden states [M, H'] out (`modeling.packed.PredictingStates`)
         present: brings the weights to the device for a pass; gives the LM head, which stays valid after it
         """
-        self._module, self._present, self._measure, self._device = module, present, measure, device
+        self._module, self._present, self.measure, self._device = module, present, measure, device
+
+    @property
+    def model(self) -> Any:
+        """The Hugging Face model; its weights need not be on the device."""
+        return self._module.model
 
     @torch.no_grad()
     def lessons(self, minibatches: Sequence[Sequence[Any]], prompts: Sequence[Sequence[int]]) -> list[list[Lesson]]:
@@ -45,9 +50,9 @@ class Teacher:
     def _lesson(self, batch: Any, head: Tensor) -> Lesson:
         batch = batch.to(self._device)
         hidden = self._module(batch)
-        if self._measure.kind == "sampled":
-            return token_logprobs(hidden, head, batch.targets, self._measure.temperature)
-        return TeacherStates(_to_host(hidden), head, self._measure)
+        if self.measure.kind == "sampled":
+            return token_logprobs(hidden, head, batch.targets, self.measure.temperature)
+        return TeacherStates(_to_host(hidden), head, self.measure)
 
 
 def _to_host(hidden: Tensor) -> Tensor:
