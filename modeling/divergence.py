@@ -7,7 +7,7 @@ differentiable.
 
 With p the policy, q the teacher (both softmaxes at temperature T), M = (1 - beta) p + beta q:
 
-    forward_kl  sum q (log q - log p)                       slope s = -q / p
+    forward_kl  sum q (log q - log p)                       slope s = 1 - q / p
     reverse_kl  sum p (log p - log q)                       s = log p - log q
     jsd         beta KL(q || M) + (1 - beta) KL(p || M)     s = (1 - beta) (log p - log M)
 
@@ -84,12 +84,11 @@ class _WeightedDivergence(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         shared = min(weight.shape[0], states.head.shape[0])
         student_head, teacher_head = weight[:shared], states.head[:shared]
-        walk = _walk_of(hidden, states.measure)
+        walk, rows = _walk(hidden.device.type, states.measure, shared)
         figures = torch.empty(3, len(targets), device=hidden.device, dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         scales = token_weights / states.measure.temperature
-        rows = max(1, CHUNK_LOGITS // shared)
         for start in range(0, len(targets), rows):
             part = slice(start, start + rows)
             taught = states.hidden[part].to(hidden.device, non_blocking=True)
@@ -112,8 +111,13 @@ class _WeightedDivergence(torch.autograd.Function):
         return grad_hidden.mul_(gradients[0]), by_weight, None, None, None
 
 
-def _walk_of(hidden: Tensor, measure: Measure) -> Any:
-    return chunk_gradient
+def _walk(device: str, measure: Measure, vocabulary: int) -> tuple[Any, int]:
+    """What computes a chunk, and its rows."""
+    if device == "cuda" and not measure.top_k:
+        from modeling.divergence_kernel import CHUNK_ROWS, fused_gradient  # needs Triton, as torch's CUDA builds have
+
+        return fused_gradient, CHUNK_ROWS
+    return chunk_gradient, max(1, CHUNK_LOGITS // vocabulary)
 
 
 def chunk_gradient(
@@ -161,7 +165,7 @@ def _divergence(log_p: Tensor, p: Tensor, log_q: Tensor, measure: Measure) -> tu
     """Value of each token, and the slope s of the table above: [C, K] each -> [C], [C, K]"""
     if measure.kind == "forward_kl":
         difference = log_q - log_p
-        return (log_q.exp() * difference).sum(dim=1), -difference.exp()
+        return (log_q.exp() * difference).sum(dim=1), -torch.expm1(difference)
     if measure.kind == "reverse_kl":
         difference = log_p - log_q
         return (p * difference).sum(dim=1), difference
