@@ -1,4 +1,4 @@
-"""Run by test_update.py under torchrun: gradients of objectives and distillation over two ranks, and a fault on one."""
+"""Run by test_update.py under torchrun: gradients of objectives and distillation on two ranks, and a fault on one."""
 
 from __future__ import annotations
 
