@@ -167,6 +167,7 @@ class TrainConfig:
     max_bad_steps: int = 3  # steps in a row with a loss or gradient that is not finite, before the run stops
     # Of packed rows; auto: as many as keep their activations in the GPU's free memory, from a forecast at the start.
     max_tokens_per_micro_batch: int | Literal["auto"] = "auto"
+    zero_stage: int = 2  # 2: gradients and optimizer dealt to the ranks; 1: the optimizer alone
     offload_optimizer: bool = False  # Adam moments and fp32 weights in host memory
     save_every: int = 0  # steps between checkpoints; 0: only after the last step
     keep_checkpoints: int = 0  # newest checkpoints to keep, beside the best by evaluation; 0: all
@@ -189,6 +190,10 @@ class TrainConfig:
         tokens = self.max_tokens_per_micro_batch
         require(
             tokens == "auto" or tokens >= 1, "train.max_tokens_per_micro_batch", tokens, "must be at least 1 token"
+        )  # fmt: skip
+        require(
+            self.zero_stage in (1, 2), "train.zero_stage", self.zero_stage,
+            "must be 1 or 2; at 0 DeepSpeed cannot add up bf16 gradients in fp32 (on one rank all are the same)",
         )  # fmt: skip
         require(self.updates_per_rollout >= 1, "train.updates_per_rollout", self.updates_per_rollout, "at least 1")
         require(self.max_bad_steps >= 1, "train.max_bad_steps", self.max_bad_steps, "must be at least 1")

@@ -19,7 +19,8 @@ FIXED_BY_THE_CURSOR = (
     "data.path", "data.shuffle", "train.seed", "rollout.trajectories_per_step", "rollout.samples_per_prompt",
 )  # fmt: skip
 FIXED_BY_THE_OPTIMIZER = (
-    "lora.rank", "model.dtype", "model.random_weights", "train.offload_optimizer", "teacher.source",
+    "lora.rank", "model.dtype", "model.random_weights", "train.offload_optimizer", "train.zero_stage",
+    "teacher.source",
 )  # fmt: skip
 
 

@@ -277,7 +277,7 @@ def _decays(parameter: Tensor, embedding: Tensor) -> bool:
 
 
 def deepspeed_settings(config: Config) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": 2, "contiguous_gradients": True, "overlap_comm": False}
+    zero: dict[str, Any] = {"stage": config.train.zero_stage, "contiguous_gradients": True, "overlap_comm": False}
     zero["reduce_bucket_size"] = BUCKET_ELEMENTS
     if config.train.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
@@ -291,7 +291,8 @@ def deepspeed_settings(config: Config) -> dict[str, Any]:
         "steps_per_print": 1 << 40,
     }
     if config.model.dtype == "bfloat16":
-        # Without the second line micro-batches would be added up in bf16.
-        settings["bf16"] = {"enabled": True}
+        # Without the last line micro-batches would be added up in bf16.
+        # Stage 1 would add each micro-batch to the ones before once more, were they not taken at once.
+        settings["bf16"] = {"enabled": True, "immediate_grad_update": True}
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings

@@ -74,6 +74,7 @@ def test_every_field_is_read_outside_the_config_module():
         (with_section("loss", kl_coef=-1.0), ["loss.kl_coef=-1.0", "0 (off)"]),
         (with_section("rollout", max_refills=-1), ["rollout.max_refills=-1", "0 (off)"]),
         (with_section("train", updates_per_rollout=9), ["updates_per_rollout=9", "8 groups"]),
+        (with_section("train", zero_stage=0), ["train.zero_stage=0", "1 or 2"]),
         (with_section("train", max_bad_steps=0), ["train.max_bad_steps=0", "at least 1"]),
         (with_section("lora", rank=-1), ["lora.rank=-1", "0 (off)"]),
         (with_section("loss", distill_weight=1.5), ["loss.distill_weight=1.5", "[0, 1]"]),

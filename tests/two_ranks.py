@@ -24,8 +24,8 @@ def main() -> None:
         dist.all_reduce(value)
         saved[name] = (value.item(), gradients(policy))
     distilled = {}
-    for placement in ("gpu", "zero3"):
-        policy, teacher = taught({"divergence": "jsd", "placement": placement})
+    for stage, placement in enumerate(("gpu", "zero3"), start=1):
+        policy, teacher = taught({"divergence": "jsd", "placement": placement}, train={"zero_stage": stage})
         value = torch.tensor(leave_distilled(policy, teacher, batches_of(policy, 2)[dist.get_rank()]))
         dist.all_reduce(value)
         distilled[placement] = (value.item(), gradients(policy))
