@@ -59,9 +59,9 @@ def _gradient_kernel(
     z_row, y_row = z_ptr + row.to(tl.int64) * z_stride, y_ptr + row.to(tl.int64) * y_stride
     z_total, y_total = _log_total(z_row, V, scale, BLOCK), _log_total(y_row, V, scale, BLOCK)
     target = tl.load(target_ptr + row)
-    log_p, _ = _logprobs(z_row, target, V, scale, z_total, FLOOR)
-    log_q, _ = _logprobs(y_row, target, V, scale, y_total, FLOOR)
-    tl.store(gap_ptr + row, log_p - log_q)
+    of_policy, _ = _logprobs(z_row, target, V, scale, z_total, FLOOR)
+    of_teacher, _ = _logprobs(y_row, target, V, scale, y_total, FLOOR)
+    tl.store(gap_ptr + row, of_policy - of_teacher)
     own, other, entropy = 0.0, 0.0, 0.0  # KL from the policy and from the teacher, to each other or to the mixture
     for start in range(0, V, BLOCK):
         column = start + tl.arange(0, BLOCK)
