@@ -95,7 +95,7 @@ def built(config: Config, progress: Callable[[int, int, int, int], None] | None 
     """
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     inputs.check_batch(config, world_size)
-    from check import Parts
+    from parts import Parts
 
     tokenizer = inputs.load_tokenizer(config)
     chat = inputs.load_chat(config, tokenizer)

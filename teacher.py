@@ -47,6 +47,14 @@ class Teacher:
         with self._present() as head:
             return [[self._lesson(with_prompts(b, prompts) if prompts else b, head) for b in bs] for bs in minibatches]
 
+    def gap(self, batch: Any, prompts: Sequence[Sequence[int]]) -> float:
+        """Mean of log policy - log teacher over a batch's sampled tokens, the policy's as recorded."""
+        [[lesson]] = self.lessons([[batch]], prompts)
+        if isinstance(lesson, TeacherStates):
+            hidden = lesson.hidden.to(self._device)
+            lesson = token_logprobs(hidden, lesson.head, batch.targets.to(self._device), self.measure.temperature)
+        return (batch.behaviour_logprobs - lesson.logprobs.cpu()).mean().item()
+
     def _lesson(self, batch: Any, head: Tensor) -> Lesson:
         batch = batch.to(self._device)
         hidden = self._module(batch)

@@ -4,12 +4,14 @@ tiny config's own parts."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+import main as program
 from report.trajectories import read_step
 from tests.runs import TINY
 from tests.test_main import ROOT, metrics, numbers, run, trajectories, weights
@@ -137,6 +139,22 @@ def test_a_run_has_seconds_of_each_phase_and_multi_turn_tool_trajectories(tmp_pa
     assert max(len(r["turns"]) for r in read_step(tmp_path, 1)) > 1
     assert row["ratio_error"] == 0.0 and row["mismatch_max"] <= 1e-5
     assert row["tokens"] == row["sampled_tokens"]
+
+
+@pytest.mark.parametrize("divergence", ["jsd", "sampled"])
+def test_the_check_asks_the_teacher_once(capsys, divergence):
+    sets = [
+        *TAUGHT[:2],
+        "teacher.path=",
+        "teacher.source=base",
+        "teacher.privilege= {answer}",
+        f"teacher.divergence={divergence}",
+    ]
+    words = [word for setting in sets for word in ("--set", setting)]
+    assert program.main(["check", "--config", "configs/tiny_cpu.json", *words]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if " teacher " in line]
+    found = re.search(r"ok +teacher +KL\(policy \|\| teacher\) about (\S+) nats a token; a pass took \S+ s", line)
+    assert 0.0 < abs(float(found[1])) < 5.0
 
 
 def test_the_audit_says_why_no_loss_can_be_recomputed():

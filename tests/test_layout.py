@@ -52,7 +52,8 @@ ALLOWED: dict[str, set[str] | None] = {
     "badsteps": {"config", "update"},
     "evaluation": {"boxes", "config", "estimators", "reward", "rollout.records"},
     "treatments": {"checkpoint", "config", "evaluation", "ranks", "rollout.records"},
-    "check": {"config", "data", "modeling", "reward", "rollout.records"},
+    "parts": {"config", "modeling", "rollout.records"},
+    "check": {"config", "data", "modeling", "parts", "reward", "rollout.records"},
     "inputs": {"checkpoint", "config", "data", "lora", "modeling", "rollout", "schema", "teacher", "tools", "trainer"},
     "trainer": {
         "config",
