@@ -103,7 +103,9 @@ class Policy:
         self._reference = build_reference(config, device)
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here what its logger would not
             self._engine, self._optimizer, _, _ = deepspeed.initialize(
-                model=module, optimizer=build_optimizer(self.model, config), config=deepspeed_settings(config)
+                model=module,
+                optimizer=build_optimizer(self.model, config),
+                config=deepspeed_settings(config, self.world_size),
             )
 
     def eval(self) -> None:
@@ -136,9 +138,7 @@ class Policy:
         loss: this rank's part of the step's loss, with the global denominator in it
         """
         self._engine.set_gradient_accumulation_boundary(last)
-        # DeepSpeed averages gradients over ranks; the parts of our loss are to be summed. It also divides by
-        # gradient_accumulation_steps, which is 1 in its settings whatever the number of micro-batches.
-        self._engine.backward(loss * self.world_size)
+        self._engine.backward(loss)  # its settings undo DeepSpeed's two divisions: see `deepspeed_settings`
         if not last:
             self._engine.step()  # counts the micro-batch, updates nothing
         self._accumulating = not last
@@ -261,14 +261,19 @@ def _decays(parameter: Tensor, embedding: Tensor) -> bool:
     return parameter.ndim > 1 and parameter is not embedding
 
 
-def deepspeed_settings(config: Config) -> dict[str, Any]:
+def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:
+    """Gradients are sums of parts that hold the global denominator, over micro-batches and ranks alike: DeepSpeed is
+    told to sum over ranks where it would average, and divides by gradient_accumulation_steps, which says 1 whatever
+    the number of micro-batches.
+    """
     zero: dict[str, Any] = {"stage": 2, "contiguous_gradients": True, "overlap_comm": False}
-    zero["reduce_bucket_size"] = BUCKET_ELEMENTS
+    zero |= {"reduce_bucket_size": BUCKET_ELEMENTS, "reduce_scatter": world_size > 1}  # one rank: fewer copies
     if config.train.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
+        "gradient_allreduce_op": "sum",
         "gradient_clipping": config.train.max_grad_norm,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,

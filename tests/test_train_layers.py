@@ -73,6 +73,27 @@ def test_recomputed_layers_give_the_same_gradients():
     assert all(torch.equal(kept[name], recomputed[name]) for name in kept)
 
 
+def test_a_wrapped_down_projection_is_called_and_not_read():
+    """As an adapter's is; its own gradient must arrive too."""
+
+    class Doubled(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.factor = inner, torch.nn.Parameter(torch.tensor(2.0, device=DEVICE))
+
+        def forward(self, x):
+            return self.factor * self.inner(x)
+
+    plain, fused = model_pair("qwen3", torch.float32)
+    for model in (plain, fused):
+        mlp = model.base_model.layers[0].mlp
+        mlp.down_proj = Doubled(mlp.down_proj)
+    theirs, ours = (gradients(model, hidden_states(model)) for model in (plain, fused))
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        assert (ours[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
+
+
 def test_only_models_that_the_kernels_restate_are_fused():
     cuda = torch.device("cuda")
     config = make_model("qwen3").config
