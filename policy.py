@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any, cast
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidiactl") else "cpu")
-# Micro-batches of unlike sizes would tear torch's pools: 15 of 147 GB lay idle in an update at 4B.
-os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 import deepspeed
 import numpy
