@@ -49,6 +49,7 @@ class OneUpdate:
     tokens: int  # without a KL penalty, rows of advantage 0 are left out, as in the forward
     clip_fraction: float
     entropy: float  # nats a token
+    top1_agreement: float  # share of tokens that were the likeliest
     ratio_error: float  # largest |ratio - 1|; exactly 0 in the first update
     importance_mean: float  # of the importance weights; 1 where they are off
     importance_cut: float  # share of tokens whose weight was truncated or masked
@@ -73,7 +74,7 @@ class UpdateStats:
     def row(self, loss: LossConfig) -> dict[str, Any]:
         """For metrics.jsonl: sums and token means over the updates, what is off left out, None for a NaN."""
         row: dict[str, Any] = {"loss": _mean([u.loss for u in self.updates]), "tokens": self.tokens}
-        row |= {name: self._token_mean(name) for name in ("clip_fraction", "entropy")}
+        row |= {name: self._token_mean(name) for name in ("clip_fraction", "entropy", "top1_agreement")}
         row["grad_norm"] = _mean([u.grad_norm for u in self.updates])
         row["ratio_error"] = max(u.ratio_error for u in self.updates)
         if loss.importance != "off":
@@ -170,6 +171,7 @@ def batch_loss(
         turns=batch.turns,
         since_tool=batch.since_tool,
         entropy=out.entropy,
+        top1=torch.zeros_like(old) if out.top1 is None else out.top1,
         clipped=policy.clipped,
         ratio_error=torch.expm1(present - old).abs(),
         importance=corrected.weights,
@@ -188,6 +190,7 @@ def _summary(loss: float, grad_norm: float, tokens: TokenColumns) -> OneUpdate:
         tokens=count,
         clip_fraction=tokens.clipped.mean().item(),
         entropy=tokens.entropy.mean().item(),
+        top1_agreement=tokens.top1.mean().item(),
         ratio_error=tokens.ratio_error.max().item(),
         importance_mean=tokens.importance.mean().item(),
         importance_cut=tokens.importance_cut.mean().item(),
