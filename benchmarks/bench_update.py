@@ -1,6 +1,6 @@
 """One optimizer step under ZeRO-2 at a true shape with random weights, on trajectories of a scripted workload.
 
-    python benchmarks/bench_update.py --shape Qwen3-0.6B [--workload retool_64] [--tokens 16384] [--profile]
+    python benchmarks/bench_update.py --shape Qwen3-0.6B [--workload retool_64] [--profile]
     python benchmarks/bench_update.py --shape Qwen3-0.6B --rows 4 --prompt 2048 --response 1024
     torchrun --nproc_per_node 2 benchmarks/bench_update.py --shape Qwen3-0.6B
 
@@ -28,6 +28,7 @@ import policy as policy_module
 from benchmarks.bench_rollout import load_workload
 from benchmarks.kernels import kernel_times, time_table
 from benchmarks.machine import describe, matrix_rate
+from building import plan_memory
 from config import Config, parse_config
 from data import collate
 from minibatch import token_weights
@@ -69,7 +70,6 @@ def script(options: argparse.Namespace) -> list[dict]:
 def settings(options: argparse.Namespace) -> Config:
     raw: dict = {
         "model": {"path": f"x/{options.shape}", "random_weights": True}, "data": {"path": "none"},
-        "train": {"max_tokens_per_micro_batch": options.tokens},
     }  # fmt: skip
     for text in options.set:
         apply_override(raw, text)
@@ -84,7 +84,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=0, help="instead: equal rows of --prompt and --response tokens")
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--response", type=int, default=1024)
-    parser.add_argument("--tokens", type=int, default=16384, help="train.max_tokens_per_micro_batch")
     parser.add_argument("--steps", type=int, default=4, help="the first warms up and is left out")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="other settings")
     parser.add_argument("--plain", action="store_true", help="the modules' own forwards instead of fused kernels")
@@ -101,9 +100,11 @@ def main() -> None:
         policy_module.can_fuse = lambda *_: False
     config = settings(options)
     policy = Policy(config, device)
+    config, memory = plan_memory(config, policy.model.config, policy, kv_cache=0)
+    budget = config.micro_batch_tokens
     scored, world_size = scripted_records(script(options), VOCABULARY), dist.get_world_size()
     weights = token_weights(scored, "dapo", 1)
-    batches = collate(scored, weights, options.tokens, world_size, leave_out_equal=True)[dist.get_rank()]
+    batches = collate(scored, weights, budget, world_size, leave_out_equal=True)[dist.get_rank()]
     mine = torch.tensor(sum(sum(batch.lengths) for batch in batches), device=device)
     dist.all_reduce(mine)
 
@@ -129,12 +130,13 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(json.dumps({
             "benchmark": "update", "shape": options.shape, "lengths": options.rows or options.workload,
-            "ranks": world_size, "tokens": tokens, "budget": options.tokens, "micro_batches": len(batches),
+            "ranks": world_size, "tokens": tokens, "budget": budget, "micro_batches": len(batches),
             "settings": options.set + ["plain"] * options.plain, "seconds": round(seconds, 3),
             "all_seconds": [round(t, 3) for t in times], "tokens_per_second": round(tokens / seconds),
             "tflops": round(flops / 1e12, 1), "share": round(flops / rate, 3),
             "matrix_tflops": round(rate / 1e12, 1), "peak_allocated_gb": round(peaks[0] / 1e9, 2),
-            "peak_reserved_gb": round(peaks[1] / 1e9, 2), "losses": [u.loss for u in updates],
+            "peak_reserved_gb": round(peaks[1] / 1e9, 2), "forecast_gb": round(memory.device / 1e9, 2),
+            "losses": [u.loss for u in updates],
             "grad_norms": [round(u.grad_norm, 5) for u in updates], **describe(device),
         }), flush=True)  # fmt: skip
     dist.destroy_process_group()
