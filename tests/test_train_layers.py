@@ -94,11 +94,9 @@ def test_heads_are_normed_and_turned_with_the_roundings_of_the_module():
     attention = make_model("qwen3", HALF).to(DEVICE).base_model.layers[0].self_attn
     with torch.no_grad():
         attention.q_norm.weight.copy_(normal(16))
-    q, k, angles = normal(40, 6, 16), normal(1, 40, 2, 16)[0], torch.arange(40.0, device=DEVICE)[:, None] * 0.3
-    cos, sin = (
-        f(angles.repeat(1, 8) / torch.arange(1, 9, device=DEVICE)).to(HALF).repeat(1, 2)
-        for f in (torch.cos, torch.sin)
-    )
+    q, k = normal(40, 6, 16), normal(1, 40, 2, 16)[0]
+    angles = torch.arange(40.0, device=DEVICE)[:, None] / torch.arange(1, 9, device=DEVICE)
+    cos, sin = (table.to(HALF).repeat(1, 2) for table in (angles.cos(), angles.sin()))
     norms = (attention.q_norm.weight, attention.k_norm.weight)
     got = norm_rotate(q, k, norms, cos, sin, attention.q_norm.variance_epsilon)
     normed = attention.q_norm(q), attention.k_norm(k)
