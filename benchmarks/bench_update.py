@@ -18,6 +18,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ from minibatch import token_weights
 from policy import Policy, init_distributed
 from rollout.records import RolloutRecord, Scored, StopReason, Turn
 from schema import apply_override
-from update import update
+from update import OneUpdate, update
 
 VOCABULARY = 100_000  # ids are drawn below it
 
@@ -91,24 +92,18 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    options = parse()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    init_distributed(device)
-    if options.plain:
-        policy_module.can_fuse = lambda *_: False
-    config = settings(options)
+def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Builds the policy, takes the steps, and returns what the JSON line says of them. Collective."""
+    config, world_size = settings(options), dist.get_world_size()
     policy = Policy(config, device)
     config, memory = plan_memory(config, policy.model.config, policy, kv_cache=0)
-    budget = config.micro_batch_tokens
-    scored, world_size = scripted_records(script(options), VOCABULARY), dist.get_world_size()
+    scored, budget = scripted_records(script(options), VOCABULARY), config.micro_batch_tokens
     weights = token_weights(scored, "dapo", 1)
     batches = collate(scored, weights, budget, world_size, leave_out_equal=True)[dist.get_rank()]
-    mine = torch.tensor(sum(sum(batch.lengths) for batch in batches), device=device)
-    dist.all_reduce(mine)
+    tokens = torch.tensor(sum(sum(batch.lengths) for batch in batches), device=device)
+    dist.all_reduce(tokens)
 
-    def step():
+    def step() -> OneUpdate:
         return update(policy, [batches], config.loss, 1e-6).updates[0]
 
     times, updates = [], []
@@ -123,22 +118,31 @@ def main() -> None:
         table = time_table(*kernel_times(step))
         if dist.get_rank() == 0:
             print(table, flush=True)
-    seconds, tokens = min(times[1:] or times), int(mine)
-    parameters = sum(p.numel() for p in policy.model.parameters())
-    rate = matrix_rate(device)
-    flops = 6 * parameters * tokens / seconds / world_size
+    seconds, parameters = min(times[1:] or times), sum(p.numel() for p in policy.model.parameters())
+    rate, flops = matrix_rate(device), 6 * parameters * int(tokens) / seconds / world_size
+    return {
+        "ranks": world_size, "tokens": int(tokens), "budget": budget, "micro_batches": len(batches),
+        "seconds": round(seconds, 3), "all_seconds": [round(t, 3) for t in times],
+        "tokens_per_second": round(int(tokens) / seconds), "tflops": round(flops / 1e12, 1),
+        "share": round(flops / rate, 3), "matrix_tflops": round(rate / 1e12, 1),
+        "peak_allocated_gb": round(peaks[0] / 1e9, 2), "peak_reserved_gb": round(peaks[1] / 1e9, 2),
+        "forecast_gb": round(memory.device / 1e9, 2), "layers_kept": policy.recompute.kept,
+        "losses": [u.loss for u in updates], "grad_norms": [round(u.grad_norm, 5) for u in updates],
+    }  # fmt: skip
+
+
+def main() -> None:
+    options = parse()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    init_distributed(device)
+    if options.plain:
+        policy_module.can_fuse = lambda *_: False
+    found = measure(options, device)
     if dist.get_rank() == 0:
-        print(json.dumps({
-            "benchmark": "update", "shape": options.shape, "lengths": options.rows or options.workload,
-            "ranks": world_size, "tokens": tokens, "budget": budget, "micro_batches": len(batches),
-            "settings": options.set + ["plain"] * options.plain, "seconds": round(seconds, 3),
-            "all_seconds": [round(t, 3) for t in times], "tokens_per_second": round(tokens / seconds),
-            "tflops": round(flops / 1e12, 1), "share": round(flops / rate, 3),
-            "matrix_tflops": round(rate / 1e12, 1), "peak_allocated_gb": round(peaks[0] / 1e9, 2),
-            "peak_reserved_gb": round(peaks[1] / 1e9, 2), "forecast_gb": round(memory.device / 1e9, 2),
-            "losses": [u.loss for u in updates],
-            "grad_norms": [round(u.grad_norm, 5) for u in updates], **describe(device),
-        }), flush=True)  # fmt: skip
+        lengths = f"{options.rows} x ({options.prompt} + {options.response})" if options.rows else options.workload
+        chosen = {"shape": options.shape, "lengths": lengths, "settings": options.set + ["plain"] * options.plain}
+        print(json.dumps({"benchmark": "update", **chosen, **found, **describe(device)}), flush=True)
     dist.destroy_process_group()
 
 
