@@ -49,12 +49,12 @@ class OneUpdate:
     tokens: int  # without a KL penalty, rows of advantage 0 are left out, as in the forward
     clip_fraction: float
     entropy: float  # nats a token
-    top1_agreement: float  # share of tokens that were the likeliest
     ratio_error: float  # largest |ratio - 1|; exactly 0 in the first update
     importance_mean: float  # of the importance weights; 1 where they are off
     importance_cut: float  # share of tokens whose weight was truncated or masked
     kl: float  # mean estimate of KL(policy || reference), 0 without a reference
     gap: GapFigures  # this update's weights against the sampling log-probabilities
+    top1_agreement: float = 0.0  # share of tokens that were the likeliest of their distribution
 
     @property
     def is_bad(self) -> bool:
