@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from modeling.attention import NO_MASK, Rows, training_rows
+from modeling.fused import can_fuse
 from modeling.logprob import TokenLogprobs, token_logprobs
 from modeling.recompute import Recompute
 
@@ -53,11 +54,11 @@ class TokenLogprobModule(nn.Module):
         return token_logprobs(hidden[batch.predictors], head, batch.targets, self._temperature, keep)
 
     def _rows(self, lengths: Sequence[int], like: Tensor) -> Rows:
-        half = like.dtype in (torch.bfloat16, torch.float16)
-        if self._implementation == "auto" and like.device.type == "cuda" and half:
+        """The attention of a batch; cuDNN takes part where nothing but the plain causal softmax is asked for."""
+        shape, half = self.model.config, like.dtype in (torch.bfloat16, torch.float16)
+        if self._implementation == "auto" and half and can_fuse(shape, like.device):
             from modeling.train_attention import LongTrainingRows, cudnn_serves
 
-            shape = self.model.config
             heads, groups = shape.num_attention_heads, shape.num_key_value_heads
             size = getattr(shape, "head_dim", None) or shape.hidden_size // heads
             if cudnn_serves(heads, groups, size, like.dtype, like.device):
