@@ -121,9 +121,12 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
         if value is None and type(None) in args:
             return None
         words = [word for a in args if typing.get_origin(a) is Literal for word in typing.get_args(a)]
-        if isinstance(value, str) and value in words:
+        other = next(a for a in args if a is not type(None) and typing.get_origin(a) is not Literal)
+        if words and isinstance(value, str):
+            mend = f"must be {_TYPE_WORDS[other]} or {', '.join(map(repr, words))}"
+            require(value in words, name, value, mend)
             return value
-        return _coerce(name, value, next(a for a in args if a is not type(None)))
+        return _coerce(name, value, other)
     if origin is tuple:
         require(
             isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value), name, value,

@@ -1,6 +1,6 @@
 """One optimizer step under ZeRO-2 at a true shape with random weights, on trajectories of a scripted workload.
 
-    python benchmarks/bench_update.py --shape Qwen3-0.6B [--workload retool_64] [--tokens 16384] [--profile]
+    python benchmarks/bench_update.py --shape Qwen3-0.6B [--workload retool_64] [--profile]
     python benchmarks/bench_update.py --shape Qwen3-0.6B --rows 4 --prompt 2048 --response 1024
     torchrun --nproc_per_node 2 benchmarks/bench_update.py --shape Qwen3-0.6B
 
@@ -18,6 +18,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,13 +29,14 @@ import policy as policy_module
 from benchmarks.bench_rollout import load_workload
 from benchmarks.kernels import kernel_times, time_table
 from benchmarks.machine import describe, matrix_rate
+from building import plan_memory
 from config import Config, parse_config
 from data import collate
 from minibatch import token_weights
 from policy import Policy, init_distributed
 from rollout.records import RolloutRecord, Scored, StopReason, Turn
 from schema import apply_override
-from update import update
+from update import OneUpdate, update
 
 VOCABULARY = 100_000  # ids are drawn below it
 
@@ -69,7 +71,6 @@ def script(options: argparse.Namespace) -> list[dict]:
 def settings(options: argparse.Namespace) -> Config:
     raw: dict = {
         "model": {"path": f"x/{options.shape}", "random_weights": True}, "data": {"path": "none"},
-        "train": {"max_tokens_per_micro_batch": options.tokens},
     }  # fmt: skip
     for text in options.set:
         apply_override(raw, text)
@@ -84,7 +85,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=0, help="instead: equal rows of --prompt and --response tokens")
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--response", type=int, default=1024)
-    parser.add_argument("--tokens", type=int, default=16384, help="train.max_tokens_per_micro_batch")
     parser.add_argument("--steps", type=int, default=4, help="the first warms up and is left out")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="other settings")
     parser.add_argument("--plain", action="store_true", help="the modules' own forwards instead of fused kernels")
@@ -92,22 +92,18 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    options = parse()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    init_distributed(device)
-    if options.plain:
-        policy_module.can_fuse = lambda *_: False
-    config = settings(options)
+def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Builds the policy, takes the steps, and returns what the JSON line says of them. Collective."""
+    config, world_size = settings(options), dist.get_world_size()
     policy = Policy(config, device)
-    scored, world_size = scripted_records(script(options), VOCABULARY), dist.get_world_size()
+    config, memory = plan_memory(config, policy.model.config, policy, kv_cache=0)
+    scored, budget = scripted_records(script(options), VOCABULARY), config.micro_batch_tokens
     weights = token_weights(scored, "dapo", 1)
-    batches = collate(scored, weights, options.tokens, world_size, leave_out_equal=True)[dist.get_rank()]
-    mine = torch.tensor(sum(sum(batch.lengths) for batch in batches), device=device)
-    dist.all_reduce(mine)
+    batches = collate(scored, weights, budget, world_size, leave_out_equal=True)[dist.get_rank()]
+    tokens = torch.tensor(sum(sum(batch.lengths) for batch in batches), device=device)
+    dist.all_reduce(tokens)
 
-    def step():
+    def step() -> OneUpdate:
         return update(policy, [batches], config.loss, 1e-6).updates[0]
 
     times, updates = [], []
@@ -122,21 +118,31 @@ def main() -> None:
         table = time_table(*kernel_times(step))
         if dist.get_rank() == 0:
             print(table, flush=True)
-    seconds, tokens = min(times[1:] or times), int(mine)
-    parameters = sum(p.numel() for p in policy.model.parameters())
-    rate = matrix_rate(device)
-    flops = 6 * parameters * tokens / seconds / world_size
+    seconds, parameters = min(times[1:] or times), sum(p.numel() for p in policy.model.parameters())
+    rate, flops = matrix_rate(device), 6 * parameters * int(tokens) / seconds / world_size
+    return {
+        "ranks": world_size, "tokens": int(tokens), "budget": budget, "micro_batches": len(batches),
+        "seconds": round(seconds, 3), "all_seconds": [round(t, 3) for t in times],
+        "tokens_per_second": round(int(tokens) / seconds), "tflops": round(flops / 1e12, 1),
+        "share": round(flops / rate, 3), "matrix_tflops": round(rate / 1e12, 1),
+        "peak_allocated_gb": round(peaks[0] / 1e9, 2), "peak_reserved_gb": round(peaks[1] / 1e9, 2),
+        "forecast_gb": round(memory.device / 1e9, 2), "layers_kept": policy.recompute.kept,
+        "losses": [u.loss for u in updates], "grad_norms": [round(u.grad_norm, 5) for u in updates],
+    }  # fmt: skip
+
+
+def main() -> None:
+    options = parse()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    init_distributed(device)
+    if options.plain:
+        policy_module.can_fuse = lambda *_: False
+    found = measure(options, device)
     if dist.get_rank() == 0:
-        print(json.dumps({
-            "benchmark": "update", "shape": options.shape, "lengths": options.rows or options.workload,
-            "ranks": world_size, "tokens": tokens, "budget": options.tokens, "micro_batches": len(batches),
-            "settings": options.set + ["plain"] * options.plain, "seconds": round(seconds, 3),
-            "all_seconds": [round(t, 3) for t in times], "tokens_per_second": round(tokens / seconds),
-            "tflops": round(flops / 1e12, 1), "share": round(flops / rate, 3),
-            "matrix_tflops": round(rate / 1e12, 1), "peak_allocated_gb": round(peaks[0] / 1e9, 2),
-            "peak_reserved_gb": round(peaks[1] / 1e9, 2), "losses": [u.loss for u in updates],
-            "grad_norms": [round(u.grad_norm, 5) for u in updates], **describe(device),
-        }), flush=True)  # fmt: skip
+        lengths = f"{options.rows} x ({options.prompt} + {options.response})" if options.rows else options.workload
+        chosen = {"shape": options.shape, "lengths": lengths, "settings": options.set + ["plain"] * options.plain}
+        print(json.dumps({"benchmark": "update", **chosen, **found, **describe(device)}), flush=True)
     dist.destroy_process_group()
 
 

@@ -145,7 +145,7 @@ def _activations(config: Config, shape: Any, tokens: int, kept: int) -> int:
 
 def _layer_bytes(shape: Any, size: int) -> int:
     """Bytes a token that one layer keeps: the residual and its norm twice, q and k before and after the rotation, v,
-    what attention gives, and the MLP's three."""
+    what attention gives, and the MLP's gate and up (and their product, where the kernels do not compute it again)."""
     heads, groups = shape.num_attention_heads, shape.num_key_value_heads
     head_size = getattr(shape, "head_dim", None) or shape.hidden_size // heads
     return size * (4 * shape.hidden_size + (3 * heads + 3 * groups) * head_size + 3 * shape.intermediate_size)

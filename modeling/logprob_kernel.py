@@ -4,7 +4,7 @@ The same function as `modeling.logprob`'s plain walk. A chunk of logits exists i
 1,024 rows of 151,936 in bf16); the forward keeps hidden states, targets and one normaliser a row, and the backward
 computes the chunk's product again and turns it into its own gradient; where memory allows, all logits are kept
 instead. Formulas: with p = softmax(z / T),
-d log p_t / d z = (1[t] - p) / T; the entropy is reported and not differentiated.
+d log p_t / d z = (1[t] - p) / T; entropy and top-1 are reported and not differentiated.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ CHUNK_ROWS = 1024
 
 @triton.jit
 def logprob_forward_kernel(
-    z_ptr, target_ptr, logprob_ptr, entropy_ptr, log_total_ptr, V, stride, scale, BLOCK: tl.constexpr
+    z_ptr, target_ptr, logprob_ptr, entropy_ptr, top1_ptr, log_total_ptr, V, stride, scale, BLOCK: tl.constexpr
 ):
-    """One row a program: log-sum-exp and mean logit in one pass."""
+    """One row a program: log-sum-exp, mean logit and largest logit in one pass."""
     row = tl.program_id(0)
     z_row = z_ptr + row.to(tl.int64) * stride
     best = float("-inf")
@@ -42,6 +42,7 @@ def logprob_forward_kernel(
     target = tl.load(z_row + tl.load(target_ptr + row)).to(tl.float32) * scale
     tl.store(logprob_ptr + row, target - log_total)
     tl.store(entropy_ptr + row, log_total - weighted / total)
+    tl.store(top1_ptr + row, tl.where(target >= best, 1.0, 0.0))
     tl.store(log_total_ptr + row, log_total)
 
 
@@ -59,7 +60,7 @@ def logprob_backward_kernel(z_ptr, target_ptr, log_total_ptr, grad_ptr, V, strid
 
 
 class FusedLogprobs(torch.autograd.Function):
-    """(hidden [M, H], weight [V, H], targets [M], temperature, keep) -> (log-probs [M], entropy [M]), fp32.
+    """(hidden [M, H], weight [V, H], targets [M], temperature, keep) -> (log-probs, entropy, top-1), each [M] fp32.
 
     keep: all rows are one chunk, whose logits wait for the backward pass and become their own gradient there
     """
@@ -67,21 +68,21 @@ class FusedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, keep: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        logprobs, entropy, log_totals = torch.empty(3, len(targets), device=hidden.device, dtype=torch.float32)
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        logprobs, entropy, top1, log_totals = torch.empty(4, len(targets), device=hidden.device, dtype=torch.float32)
         rows = len(targets) if keep else min(len(targets), CHUNK_ROWS)
         buffer = hidden.new_empty(rows, weight.shape[0])
         for start in range(0, len(targets), rows):
             part = slice(start, start + rows)
             z = torch.mm(hidden[part], weight.T, out=buffer[: len(targets[part])])
             logprob_forward_kernel[(z.shape[0],)](
-                z, targets[part], logprobs[part], entropy[part], log_totals[part], z.shape[1], z.stride(0),
-                1.0 / temperature, BLOCK=4096,
+                z, targets[part], logprobs[part], entropy[part], top1[part], log_totals[part], z.shape[1],
+                z.stride(0), 1.0 / temperature, BLOCK=4096,
             )  # fmt: skip
         ctx.save_for_backward(hidden, weight, targets, log_totals)
         ctx.temperature, ctx.logits = temperature, buffer if keep else None
-        ctx.mark_non_differentiable(entropy)
-        return logprobs, entropy
+        ctx.mark_non_differentiable(entropy, top1)
+        return logprobs, entropy, top1
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

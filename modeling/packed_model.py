@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from modeling.attention import NO_MASK, Rows, training_rows
 from modeling.divergence import TeacherStates, weighted_divergence
+from modeling.fused import can_fuse
 from modeling.logprob import TokenLogprobs, token_logprobs
 from modeling.recompute import Recompute
 
@@ -49,12 +50,12 @@ class PredictingStates(nn.Module):
         return hidden[batch.predictors]
 
     def _rows(self, lengths: Sequence[int], device: torch.device) -> Rows:
+        """The attention of a batch; cuDNN takes part where nothing but the plain causal softmax is asked for."""
         like = torch.empty(0, dtype=self.model.dtype, device=device)  # weights may be on their way (ZeRO-3)
-        half = like.dtype in (torch.bfloat16, torch.float16)
-        if self._implementation == "auto" and device.type == "cuda" and half:
+        shape, half = self.model.config, like.dtype in (torch.bfloat16, torch.float16)
+        if self._implementation == "auto" and half and can_fuse(shape, device):
             from modeling.train_attention import LongTrainingRows, cudnn_serves
 
-            shape = self.model.config
             heads, groups = shape.num_attention_heads, shape.num_key_value_heads
             size = getattr(shape, "head_dim", None) or shape.hidden_size // heads
             if cudnn_serves(heads, groups, size, like.dtype, like.device):

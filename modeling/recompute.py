@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-SLACK = 0.06  # of the device's memory: fragments, workspaces of the libraries
+SLACK = 0.04  # of the device's memory: fragments, workspaces of the libraries
 LOGITS_SHARE = 0.15  # of the room that is left
 LAYERS_AT_ONCE = 2  # one layer's gradients and temporaries, counted in activations of a layer
 

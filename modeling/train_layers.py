@@ -13,10 +13,10 @@ from __future__ import annotations
 from types import MethodType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from modeling.attention import Rows
-from modeling.train_gate import silu_gate
+from modeling.train_gate import gated_down, silu_gate
 from modeling.train_norm import add_norm, norm
 from modeling.train_rotary import norm_rotate
 
@@ -60,4 +60,7 @@ def _attention_forward(self: Any, hidden: Tensor, position_embeddings: tuple[Ten
 
 
 def _mlp_forward(self: Any, x: Tensor) -> Tensor:
-    return self.down_proj(silu_gate(self.gate_proj(x), self.up_proj(x)))
+    gate, up, down = self.gate_proj(x), self.up_proj(x), self.down_proj
+    if type(down) is nn.Linear and down.bias is None:
+        return gated_down(gate, up, down.weight)
+    return down(silu_gate(gate, up))  # an adapter's wrapper computes more than its weight says

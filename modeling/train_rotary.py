@@ -136,7 +136,8 @@ class _NormRotate(torch.autograd.Function):
         normed = q_weight is not None
         rotate_forward_kernel[(q.shape[0],)](
             q, k, q_weight if normed else q, k_weight if normed else k, cos, sin, q_out, k_out, eps,
-            **_shape(q, k, normed),
+            # Else product and sum of the rotation become one bf16 instruction, which rounds once.
+            **_shape(q, k, normed), enable_fp_fusion=False,
         )  # fmt: skip
         ctx.save_for_backward(*((q, k, q_weight, k_weight, cos, sin) if normed else (cos, sin)))
         ctx.normed, ctx.eps = normed, eps

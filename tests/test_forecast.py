@@ -13,7 +13,8 @@ from config import load_config
 from modeling.forecast import MOST_TOKENS, OutOfMemory, forecast, micro_batch_tokens, naming_the_setting
 
 ROOT = Path(__file__).parent.parent
-CONFIG = load_config(ROOT / "configs/qwen3_8b_8gpu.json")
+SETTINGS = ("train.max_tokens_per_micro_batch=8192", "model.gradient_checkpointing=true")
+CONFIG = load_config(ROOT / "configs/qwen3_8b_8gpu.json", SETTINGS)
 SHAPE = AutoConfig.from_pretrained(ROOT / "models/shapes/Qwen3-8B")
 PARAMETERS = 8_190_735_360
 
