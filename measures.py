@@ -98,7 +98,7 @@ def teacher_figures(columns: TokenColumns) -> TeacherFigures:
         divergence=columns.divergence.mean().item(),
         gap=columns.teacher_gap.mean().item(),
         entropy=columns.teacher_entropy.mean().item(),
-        by_turn=_means(columns.divergence, columns.turns.clamp(max=LAST_TURN - 1), _turn_names()),
+        by_turn=_by_turn(columns.divergence, columns.turns),
     )
 
 
@@ -116,10 +116,14 @@ def gap_figures(gap: Tensor, turns: Tensor, since_tool: Tensor) -> GapFigures:
         k1=-gap.mean().item(),
         k3=(torch.expm1(bounded) - bounded).mean().item(),
         ess=(ratio.sum().square() / (ratio.numel() * ratio.square().sum())).item(),
-        by_turn=_means(size, turns.clamp(max=LAST_TURN - 1), _turn_names()),
+        by_turn=_by_turn(size, turns),
         by_distance=_means(size, torch.bucketize(since_tool, torch.tensor((0, *DISTANCES)), right=True) - 1,
                            _distance_names()),
     )  # fmt: skip
+
+
+def _by_turn(values: Tensor, turns: Tensor) -> dict[str, float]:
+    return _means(values, turns.clamp(max=LAST_TURN - 1), _turn_names())
 
 
 def _means(size: Tensor, bins: Tensor, names: list[str]) -> dict[str, float]:
