@@ -67,7 +67,8 @@ def _parse_line(path: str | Path, number: int, line: str, config: DataConfig) ->
         name = getattr(config, setting)
         if name and name not in row:
             raise DataError(f"{where}: field {name!r} is missing; add it or set data.{setting} (has {', '.join(row)})")
-    prompt, answer, hint = row[config.prompt_field], row[config.answer_field], row.get(config.hint_field, "")
+    prompt, answer = row[config.prompt_field], row[config.answer_field]
+    hint = row[config.hint_field] if config.hint_field else ""
     if not isinstance(prompt, str) or not prompt.strip():
         raise DataError(f"{where}: field {config.prompt_field!r} is {prompt!r}; it must be a non-empty string")
     if not isinstance(hint, str):

@@ -116,17 +116,17 @@ class Sharded:
         """module: what is called, around `model`; both whole, on the host"""
         import deepspeed
 
-        half = head_of(model).dtype == torch.bfloat16
-        engine, *_ = deepspeed.initialize(
-            model=module,
-            config={
-                "train_micro_batch_size_per_gpu": 1,
-                "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": True}},
-                "bf16": {"enabled": half},
-                "steps_per_print": 1 << 40,
-            },
-        )
+        settings = {
+            "train_micro_batch_size_per_gpu": 1,
+            "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": True}},
+            "bf16": {"enabled": head_of(model).dtype == torch.bfloat16},
+            "steps_per_print": 1 << 40,
+        }
+        deepspeed.zero.Init(module=module, config_dict_or_path=settings)  # tensor by tensor: never whole on the device
+        engine, *_ = deepspeed.initialize(model=module, config=settings)
         self._engine = engine  # its hooks gather
+        for buffer in module.buffers():
+            buffer.data = buffer.data.to(engine.device)
         weight = model.get_output_embeddings().weight
         with deepspeed.zero.GatheredParameters([weight]):
             self._head = weight.detach().clone().to(engine.device)
