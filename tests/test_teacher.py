@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 import torch
 from torch import nn
 
 import building
-from data import ResponseTokenBatch
+from config import DataConfig
+from data import DataError, ResponseTokenBatch, load_problems
 from policy import build_model
 from teacher import privileged, with_prompts
 from teacher_weights import Parked, Resident, RunningMean
@@ -56,6 +58,19 @@ def test_the_policys_own_prompts_change_nothing():
 def test_privilege_holds_the_problems_answer_and_hint():
     problem = type("P", (), {"answer": "12", "hint": "add {them}"})
     assert privileged(" Known: {answer}. {hint} {other}", problem) == " Known: 12. add {them} {other}"
+
+
+@pytest.mark.parametrize(("hint", "word"), [("add them", None), (3, "must be a string"), ("\\ud800", "surrogate")])
+def test_hints_come_from_the_field_of_that_name(tmp_path, hint, word):
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"prompt": "1+1?", "answer": 2, "why": hint}).replace("\\\\", "\\"))
+    config = DataConfig(path=str(path), hint_field="why")
+    if word is None:
+        assert load_problems(path, config)[0].hint == hint
+    else:
+        with pytest.raises(DataError, match=f"field 'why'.*{word}"):
+            load_problems(path, config)
+    assert load_problems(path, DataConfig(path=str(path)))[0].hint == ""
 
 
 @pytest.mark.parametrize("kind", KINDS)
