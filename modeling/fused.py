@@ -28,7 +28,7 @@ def can_fuse(config: Any, device: torch.device) -> bool:
     """Whether `modeling.train_layers` computes what this model's modules compute; config: the Hugging Face one."""
     return (
         device.type == "cuda"
-        and config.model_type in ("qwen3", "qwen2", "llama")
+        and config.model_type in FAMILIES
         and config.hidden_act == "silu"
         and config.rope_parameters["rope_type"] in STATIC_ROPES
     )
