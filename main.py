@@ -13,6 +13,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,7 @@ def _train(config: Config, run_dir: Path, resume: bool) -> None:
         writer = open_writer(config, run_dir, console) if console else None
         if writer:
             stack.callback(writer.close)
-        tell = None
-        if console and parts.policy.device.type == "cuda":
-            tell = lambda: print(parts.memory.against_peak(), flush=True)  # noqa: E731
+        tell = partial(_print_peak, parts.memory) if console and parts.policy.device.type == "cuda" else None
         trainer = Trainer(
             parts.config, parts.policy, parts.sample, lambda: parts.engine.stats, parts.chat, parts.tokenizer,
             parts.data, parts.eval_data, run_dir, writer, tell, parts.teacher,
@@ -75,6 +74,10 @@ def _train(config: Config, run_dir: Path, resume: bool) -> None:
         if console and first >= config.train.steps:
             print(f"nothing left to do: {first} steps are done and train.steps={config.train.steps}", flush=True)
         trainer.run(first)
+
+
+def _print_peak(memory: Any) -> None:
+    print(memory.against_peak(), flush=True)
 
 
 def _check(words: Sequence[str]) -> int:

@@ -75,7 +75,8 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        return _gradients(*ctx.saved_tensors, gradients[0], again=False)[:2]
+        gate, up = ctx.saved_tensors
+        return _gradients(gate, up, gradients[0], again=False)[:2]
 
 
 class _GatedDown(torch.autograd.Function):

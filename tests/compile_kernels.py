@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)  # read when a kernel is defined
 
@@ -19,6 +20,8 @@ import triton
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
+
+from modeling.attention import IMPLEMENTATION, NO_MASK, TrainingRows, sdpa_softmax
 
 ROOT = Path(__file__).resolve().parent.parent
 compiled: set[str] = set()
@@ -49,17 +52,21 @@ def compile_only() -> None:
     JITFunction.run = warm
 
 
+def small_model(config_type: type) -> Any:
+    config = config_type(
+        vocab_size=256, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=IMPLEMENTATION)
+
+
 def decode_and_sample() -> None:
     from modeling.decode_stack import DecodeStack
     from modeling.fused import decode_weights
     from rollout.sampling_kernel import HeadSampler, sample
 
     for config_type, rows in ((Qwen3Config, 4), (Qwen2Config, 64)):
-        config = config_type(
-            vocab_size=256, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=64,
-        )  # fmt: skip
-        weights = decode_weights(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16))
+        weights = decode_weights(small_model(config_type))
         kv = torch.zeros(2, 2, 8, 2, 16, 64, dtype=torch.bfloat16)
         table, last = torch.zeros(rows + 1, 4, dtype=torch.int32), torch.zeros(rows + 1, dtype=torch.int32)
         rotary = (torch.zeros(64, 64, dtype=torch.bfloat16),) * 2
@@ -77,7 +84,24 @@ def training_logprobs() -> None:
     FusedLogprobs.apply(hidden, head, torch.zeros(4, dtype=torch.int64), 1.0)[0].sum().backward()
 
 
-DRIVES = (decode_and_sample, training_logprobs)
+def training_layers() -> None:
+    from modeling.train_gate import silu_gate
+    from modeling.train_layers import fuse
+
+    ids = torch.zeros(1, 8, dtype=torch.int64)
+    for config_type in (Qwen3Config, Qwen2Config):
+        model = small_model(config_type).train()
+        fuse(model)
+        out = model.base_model(
+            input_ids=ids, position_ids=torch.arange(8)[None], attention_mask=NO_MASK, use_cache=False,
+            rows=TrainingRows((8,), sdpa_softmax),
+        )  # fmt: skip
+        out.last_hidden_state.sum().backward()
+    gate, up = (torch.zeros(8, 256, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    silu_gate(gate, up).sum().backward()  # as with an adapter on the down projection
+
+
+DRIVES = (decode_and_sample, training_logprobs, training_layers)
 
 
 def kernels() -> set[str]:
