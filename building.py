@@ -71,6 +71,7 @@ def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any,
         prefill_tokens=config.rollout.prefill_tokens,
         # An eager step reads them at no extra cost.
         forced_tokens=config.rollout.forced_tokens if decoder.pipelined else 0,
+        step_rows=decoder.step_rows,
         deterministic=config.rollout.deterministic,
         progress=progress,
     )
@@ -105,7 +106,7 @@ def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: b
             "eval.top_p and eval.top_k here and score checkpoints with main.py evaluate",
         )  # fmt: skip
     from modeling.fused import UnsupportedModel
-    from rollout.graphs import GraphDecoder
+    from rollout.graphs import EXTRA_ROWS, GraphDecoder
     from rollout.prefill import FlashDecoder
 
     half = config.model.dtype == "bfloat16" and config.model.attn_implementation == "auto"
@@ -117,6 +118,7 @@ def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: b
             max_rows=config.rollout.decode_rows,
             context_length=config.rollout.context_length,
             temperature=config.rollout.temperature,
+            extra_rows=EXTRA_ROWS if config.rollout.forced_tokens else 0,
         )
     except UnsupportedModel as error:
         raise ConfigError("rollout.cuda_graphs", True, f"{error}; set it to false to decode eagerly") from error

@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--instant", action="store_true", help="every tool answers at once")
     parser.add_argument("--rows", type=int, default=64, help="rollout.decode_rows of each process")
     parser.add_argument("--kv-tokens", type=int, default=None, help="default: what all trajectories together need")
-    parser.add_argument("--forced-tokens", type=int, default=64, help="rollout.forced_tokens")
+    parser.add_argument("--forced-tokens", type=int, default=512, help="rollout.forced_tokens")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--repeat", type=int, default=1)
     options = parser.parse_args()
@@ -153,15 +153,20 @@ def build_engine(options: argparse.Namespace, rows: list[dict], device: torch.de
     cache = PagedCache(config, pages, 16, dtype, device)
     settings = SimpleNamespace(
         rollout=SimpleNamespace(
-            cuda_graphs=not options.eager, decode_rows=options.rows, context_length=CONTEXT, temperature=1.0
+            cuda_graphs=not options.eager,
+            decode_rows=options.rows,
+            context_length=CONTEXT,
+            temperature=1.0,
+            forced_tokens=options.forced_tokens,
         ),
         model=SimpleNamespace(attn_implementation="auto", dtype=str(dtype).removeprefix("torch.")),
+        eval=SimpleNamespace(path=""),
     )
     decoder = build_decoder(settings, model, cache, device)
     chat = SimpleNamespace(stop_ids=frozenset())
     engine = RolloutEngine(
         decoder, chat, object(), decode_rows=options.rows, page_size=16, num_pages=pages, prefill_tokens=8192,
-        forced_tokens=options.forced_tokens if decoder.pipelined else 0,
+        forced_tokens=options.forced_tokens if decoder.pipelined else 0, step_rows=decoder.step_rows,
     )  # fmt: skip
     engine.run_type = type("Run", (ScriptedRun,), {
         "scripts": {(row["prompt"], row["sample"]): row for row in rows}, "instant": options.instant,

@@ -206,9 +206,9 @@ def decode_attention_kernel(
     scale, eps, stride_split, stride_table, stride_page, stride_v,
     ITEMS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     BN: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr,
-    NORM: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, WRITE: tl.constexpr = True,
 ):  # fmt: skip
-    """Attention of every row's new token; writes its key and value.  grid (ITEMS * HEADS,), or as many as are in use
+    """Attention of every row's new token; writes its key and value if WRITE.  grid (ITEMS * HEADS,), or as many as are in use
 
     qkv: parts of the q/k/v product  # [SPLITS, rows, HEADS * (GROUP + 2) * D] fp32
     cos, sin: the model's rotary table in its dtype  # [context, D]; out [rows, HEADS * GROUP * D]
@@ -241,7 +241,8 @@ def decode_attention_kernel(
         begin(PDL)
         lines = _lines(qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
                        HEADS, GROUP, BH, D, SPLITS, NORM, out_ptr.dtype.element_ty)  # fmt: skip
-        _store_new(lines, stop > position, kv_ptr, page, position, offset, stride_page, stride_v, GROUP, BH, P, D)
+        if WRITE:
+            _store_new(lines, stop > position, kv_ptr, page, position, offset, stride_page, stride_v, GROUP, BH, P, D)
         peak, total, acc = _walk(lines, start, stop, kv_ptr, table, offset, stride_page, stride_v, scale,
                                  P, BN, BH, D, W, STAGES)  # fmt: skip
         _finish(peak, total, acc, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, count, first,

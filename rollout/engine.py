@@ -90,6 +90,7 @@ class RolloutEngine:
         num_pages: int,
         prefill_tokens: int,
         forced_tokens: int = 0,
+        step_rows: int = 0,
         deterministic: bool = False,
         progress: Callable[[int, int, int, int], None] | None = None,
     ):
@@ -98,7 +99,7 @@ class RolloutEngine:
         self._decoder, self._chat, self._tool = decoder, chat, tool
         self._limits = {
             "decode_rows": decode_rows, "page_size": page_size, "num_pages": num_pages,
-            "prefill_tokens": prefill_tokens, "forced_tokens": forced_tokens,
+            "prefill_tokens": prefill_tokens, "forced_tokens": forced_tokens, "step_rows": step_rows,
         }  # fmt: skip
         self._deterministic, self._progress = deterministic, progress
         self.stats = RolloutStats()
@@ -114,12 +115,11 @@ class RolloutEngine:
             run.deliver(wait_for_all=self._deterministic)
             plan = run.scheduler.plan()
             if plan:
-                chunks = [chunk for _, chunk in plan]
-                pending = self._decoder.submit(chunks, sampling.temperature, **sampling.truncation)
+                pending = self._decoder.submit([c for _, c in plan], sampling.temperature, **sampling.truncation)
                 flying, landed = run.expect(plan, pending), flying
                 if landed:
                     run.advance(landed)
-            if flying and not (plan and self._decoder.pipelined and all(len(c.token_ids) == 1 for c in chunks)):
+            if flying and not (plan and self._decoder.pipelined):
                 run.advance(flying)
                 flying = None
             elif not plan:

@@ -43,15 +43,18 @@ class Sequence:
 
 class Scheduler:
     def __init__(
-        self, *, decode_rows: int, page_size: int, num_pages: int, prefill_tokens: int, forced_tokens: int = 0
-    ):
+        self, *, decode_rows: int, page_size: int, num_pages: int, prefill_tokens: int, forced_tokens: int = 0,
+        step_rows: int = 0,
+    ):  # fmt: skip
         """num_pages counts the scratch page (`PageAllocator`).
 
-        prefill_tokens: most tokens of longer chunks in one step. forced_tokens: so few new tokens are fed one a step
-        beside the rows that sample, which costs this row some steps and no other row anything; 0: never.
+        forced_tokens: a sequence with so few new tokens is fed beside the rows that sample, so many tokens a step as
+        step_rows has room for after one for every running sequence, but at least one; 0: never.
+        prefill_tokens: most tokens of longer chunks in one step.
         """
         self._allocator = PageAllocator(num_pages)
-        self._page_size, self._prefill_tokens, self._forced_tokens = page_size, prefill_tokens, forced_tokens
+        self._page_size, self._prefill_tokens = page_size, prefill_tokens
+        self._forced_tokens, self._step_rows = forced_tokens, step_rows
         self._rows = list(range(decode_rows - 1, -1, -1))
         self._waiting: list[Sequence] = []  # by order
         self._running: list[Sequence] = []  # by order
@@ -100,13 +103,14 @@ class Scheduler:
         """The chunks of this step, at most one a sequence. The caller computes all of them before the next plan."""
         self._admit()
         planned = []
-        budget = self._prefill_tokens
+        budget, spare = self._prefill_tokens, max(self._step_rows - len(self._running), 0)
         for sequence in list(self._running):
             if sequence.row is None:  # an older one has just taken its pages
                 continue
             length = len(sequence.tokens) - sequence.computed
             if length <= self._forced_tokens:
-                length = min(length, 1)
+                length = min(length, 1 + spare)
+                spare -= max(length - 1, 0)
             elif length > 1:
                 length = min(length, budget)
                 budget -= length
