@@ -66,8 +66,8 @@ class RolloutConfig:
     kv_memory_fraction: float = 0.5  # of the GPU memory that is free after the engine is built; CUDA only
     kv_tokens: int | None = None  # tokens of KV cache; None: by kv_memory_fraction (CUDA), full contexts (CPU)
     prefill_tokens: int = 2048  # most prompt and tool tokens read in one step
-    # with graphs: a row's new tokens, if no more than these, are read in the steps in which the others decode; more are
-    # read by one forward of their own, for which all wait
+    # With graphs: a row's new tokens, if these or fewer, are read in the steps in which the others decode; more are
+    # read by one forward of their own, for which all wait.
     forced_tokens: int = 512
     cuda_graphs: bool = True  # on CUDA: decode inside captured graphs
     deterministic: bool = False  # deliver tool results in submission order, so that timing cannot reorder anything

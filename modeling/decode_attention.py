@@ -208,8 +208,9 @@ def decode_attention_kernel(
     BN: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr,
     NORM: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, WRITE: tl.constexpr = True,
 ):  # fmt: skip
-    """Attention of every row's new token; writes its key and value if WRITE.  grid (ITEMS * HEADS,), or as many as are in use
+    """Attention of every row's new token; if WRITE, writes its key and value.
 
+    grid (ITEMS * HEADS,), or as many as are in use
     qkv: parts of the q/k/v product  # [SPLITS, rows, HEADS * (GROUP + 2) * D] fp32
     cos, sin: the model's rotary table in its dtype  # [context, D]; out [rows, HEADS * GROUP * D]
     kv: one layer of the cache  # [2, pages, HEADS, P, D]

@@ -1,9 +1,9 @@
 """Writes the new keys and values of a decode step to their pages, ahead of the attention.
 
 The attention kernel writes a row's own new key itself, which is enough where every row belongs to another sequence.
-Where several new tokens of one sequence take a row each, a token attends to keys that other programs of the same launch
-would be writing; this kernel, one launch before, writes them all, and the attention then only reads. Each token still
-attends to no more than its own past, so the rows of a sequence are causal without a mask.
+Where several new tokens of one sequence take a row each, a token attends to keys that other programs of the same
+launch would be writing; this kernel, one launch before, writes them all, and the attention then only reads. Each token
+still attends to no more than its own past, so the rows of a sequence are causal without a mask.
 """
 
 from __future__ import annotations
