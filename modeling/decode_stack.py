@@ -186,7 +186,8 @@ class DecodeStack:
         decode_attention_kernel[(items * w.kv_heads,)](
             self.qkv, *_biases(layer), *_norms(layer), *self.rotary, kv, self.attended, self.step[POSITION],
             self.step[SLOT], self.table, self.plan, self.first, self.count, self.item_parts, self.item_sums,
-            self.arrivals, w.scale * math.log2(math.e), w.eps, self.qkv.stride(0), self.table.stride(0), kv.stride(1), kv.stride(0),
+            self.arrivals, w.scale * math.log2(math.e), w.eps, self.qkv.stride(0), self.table.stride(0), kv.stride(1),
+            kv.stride(0),
             ITEMS=self.items, HEADS=w.kv_heads, GROUP=self.group,
             BH=triton.next_power_of_2(self.group + 2), D=w.head_size, P=self.page_size, BN=t.bn,
             W=t.warps, STAGES=t.stages, SPLITS=splits, BIAS=layer.biases is not None,

@@ -2,8 +2,8 @@
 
 A chunk's tokens take a row of the graph each, so that prompts and tool results are read in the steps in which others
 decode; what does not fit goes first, through the decoder given for it. A graph is captured for each size of two
-ladders, once per temperature: `ladder` up to the largest batch for steps of one token a sequence, `wide_ladder` for the
-others.
+ladders, once per temperature: `ladder` up to the largest batch for steps of one token a sequence, `wide_ladder` for
+the others.
 A smaller step is padded with rows that own nothing but the scratch page. Per step the host writes one small pinned
 buffer, copies it, replays, and reads ids and log-probs back. Page tables and the last drawn token of each row stay on
 the device: the host sends a row's whole table when the row is new, and one page per token after that.
