@@ -55,7 +55,8 @@ def build_cache(config: Config, shape: Any, model: Any, device: Any) -> Any:
     from rollout.cache import PagedCache, num_pages
 
     pages = num_pages(config.rollout, shape, model.dtype, device)
-    return PagedCache(shape, pages, config.rollout.page_size, model.dtype, device)
+    releasable = config.rollout.release_kv and device.type == "cuda"
+    return PagedCache(shape, pages, config.rollout.page_size, model.dtype, device, releasable=releasable)
 
 
 def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any, progress: Any = None) -> Any:
@@ -73,6 +74,7 @@ def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any,
         forced_tokens=config.rollout.forced_tokens if decoder.pipelined else 0,
         step_rows=decoder.step_rows,
         deterministic=config.rollout.deterministic,
+        resident=cache.resident,
         progress=progress,
     )
 

@@ -29,7 +29,7 @@ from rollout.engine import RolloutEngine
 class IdleDecoder:
     """Draws the same token everywhere, at once."""
 
-    pipelined = True
+    pipelined, captures = True, 0
 
     def submit(self, chunks: Any, temperature: float) -> Done:
         count = sum(chunk.sample for chunk in chunks)

@@ -46,6 +46,7 @@ class Decoder(Protocol):
 
     pipelined: bool
     step_rows: int
+    captures: int  # CUDA graphs captured so far
 
     def submit(self, chunks: Sequence[Chunk], temperature: float) -> Pending: ...
 
@@ -65,6 +66,7 @@ class EagerDecoder:
 
     pipelined = False
     step_rows = 0
+    captures = 0
 
     def __init__(self, model: PreTrainedModel, cache: PagedCache, attn_implementation: str):
         self._model, self._cache = model, cache

@@ -76,6 +76,7 @@ class FlashDecoder:
 
     pipelined = False
     step_rows = 0
+    captures = 0
 
     def __init__(self, model: PreTrainedModel, cache: PagedCache):
         self._model, self._cache = model, cache

@@ -3,7 +3,9 @@
 A sequence waits, runs (it has a decode row and gets one chunk a step), is parked while its tool runs (its pages stay,
 its row goes to another) and finishes. Older sequences come first everywhere, and an older one may take the pages of a
 younger one, which then computes its tokens again later: so the oldest always moves on and nobody starves.
-The full pages of a group's prompt are computed once, by the first sibling, and shared by reference count.
+The full pages of a group's prompt are computed once, by the first sibling, and shared by reference count. A shared
+page is never written, so none needs a copy: what a prompt has beyond its full pages, at most one page of tokens, each
+sibling computes in pages of its own.
 """
 
 from __future__ import annotations

@@ -82,6 +82,7 @@ class World:
                 slot = (chunk.pages[place // PAGE], place % PAGE)
                 assert slot[0] != 0
                 assert written.setdefault(slot, sequence.order) == sequence.order, "two writers of one slot"
+                assert sum(slot[0] in s.pages for s in self.sequences) == 1, "a shared page is never written"
 
     def check_memory(self, sequence: Sequence, length: int) -> None:
         """Every key that the sequence attends to is its own token at its own position."""
