@@ -107,7 +107,6 @@ class RolloutEngine:
             self._progress(total, total, stats.decode_tokens, 0)
         stats.memory_seconds += time.perf_counter() - ended
         stats.seconds = time.perf_counter() - started
-        stats.row_slots = stats.steps * self._limits["decode_rows"]
         stats.captures = self._decoder.captures - captures
         stats.preemptions, stats.reused_tokens = run.scheduler.preemptions, run.scheduler.reused_tokens
         return sorted(run.records, key=lambda r: (r.prompt_index, r.sample_index))
@@ -117,8 +116,9 @@ class RolloutEngine:
         flying: _Flight | None = None  # a step that is computed and not read
         stats, clock = self.stats, time.perf_counter
         while run.take_more() or run.scheduler.num_unfinished:
-            began, any_open = clock(), bool(run.open_turns)
+            began = clock()
             run.deliver(wait_for_all=self._deterministic)
+            any_open = bool(run.open_turns)
             plan = run.scheduler.plan()
             planned = clock()
             landed = flying
@@ -126,6 +126,7 @@ class RolloutEngine:
             if plan:
                 pending = self._decoder.submit([c for _, c in plan], sampling.temperature, **sampling.truncation)
                 flying = run.expect(plan, pending)
+                stats.row_slots += self._limits["decode_rows"]
             submitted = clock()
             stats.submit_seconds += submitted - planned
             if landed:
