@@ -88,8 +88,7 @@ class Scheduler:
 
     def park(self, sequence: Sequence) -> None:
         """Gives the decode row away; the pages stay."""
-        self._running.remove(sequence)
-        self._free_row(sequence)
+        self._leave(sequence)
         self._parked.append(sequence)
 
     def resume(self, sequence: Sequence) -> None:
@@ -97,8 +96,7 @@ class Scheduler:
         bisect.insort(self._waiting, sequence, key=_order)
 
     def finish(self, sequence: Sequence) -> None:
-        (self._running if sequence.row is not None else self._parked).remove(sequence)
-        self._free_row(sequence)
+        self._leave(sequence)
         self._release(sequence)
 
     def plan(self) -> list[tuple[Sequence, Chunk]]:
@@ -218,6 +216,13 @@ class Scheduler:
         self._release(sequence)
         if sequence.row is not None:
             self._wait(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Out of the list it is in. A draw read one step late may end a sequence that has just been preempted."""
+        for others in (self._running, self._parked, self._waiting):
+            if sequence in others:
+                others.remove(sequence)
+        self._free_row(sequence)
 
     def _wait(self, sequence: Sequence) -> None:
         self._running.remove(sequence)

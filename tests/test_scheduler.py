@@ -16,15 +16,17 @@ class World:
 
     def __init__(
         self, rng: random.Random, *, groups: int, samples: int, rows: int, pages: int, prefill: int, forced: int,
-        extra: int,
+        extra: int, late: bool,
     ):  # fmt: skip
+        """late: a step's draws are looked at after the next step is planned, as the engine does with a device."""
         self.rng = rng
         self.capacity = pages - 1
         self.scheduler = Scheduler(
             decode_rows=rows, page_size=PAGE, num_pages=pages, prefill_tokens=prefill, forced_tokens=forced,
             step_rows=rows + extra if extra else 0,
         )  # fmt: skip
-        self.rows, self.prefill, self.forced, self.extra = rows, prefill, forced, extra
+        self.rows, self.prefill, self.forced, self.extra, self.late = rows, prefill, forced, extra, late
+        self.flying: list[tuple[Sequence, int, int]] = []  # who drew in the last step, the draw's place, the turn
         self.memory: dict[tuple[int, int], tuple[int, int]] = {}  # (page, offset) -> (position, token)
         self.parked: list[Sequence] = []
         self.finished: list[Sequence] = []
@@ -36,7 +38,7 @@ class World:
                 self.sequences.append(sequence)
                 self.scheduler.add(sequence)
         self.goal = {s.order: rng.randint(1, PAGE * self.capacity - s.prompt_length) for s in self.sequences}
-        self.drawn = dict.fromkeys(self.goal, 0)
+        self.drawn, self.turn = dict.fromkeys(self.goal, 0), dict.fromkeys(self.goal, 0)
 
     def step(self) -> None:
         for sequence in [s for s in self.parked if self.rng.random() < 0.3]:
@@ -52,18 +54,27 @@ class World:
                 self.memory[chunk.pages[place // PAGE], place % PAGE] = (place, token)
         for sequence, chunk in plan:
             self.check_memory(sequence, chunk.start + len(chunk.token_ids))
-        for sequence, chunk in plan:
-            if chunk.sample:
-                self.draw(sequence)
+        landed = self.flying
+        self.flying = [(s, len(s.tokens), self.turn[s.order]) for s, chunk in plan if chunk.sample]
+        for sequence, _, _ in self.flying:
+            sequence.tokens.append(self.rng.randrange(1000))
+        for flight in landed if self.late else self.flying:
+            self.look_at(*flight)
 
-    def draw(self, sequence: Sequence) -> None:
-        sequence.tokens.append(self.rng.randrange(1000))
+    def look_at(self, sequence: Sequence, place: int, turn: int) -> None:
+        if turn != self.turn[sequence.order]:
+            return  # a draw that an ended turn never asked for
         self.drawn[sequence.order] += 1
-        full = len(sequence.tokens) >= PAGE * self.capacity
-        if full or self.drawn[sequence.order] >= self.goal[sequence.order]:
+        full = place + 1 >= PAGE * self.capacity
+        done = full or self.drawn[sequence.order] >= self.goal[sequence.order]
+        if not done and self.rng.random() >= 0.15:
+            return
+        self.turn[sequence.order] += 1
+        del sequence.tokens[place + 1 :]
+        if done:
             self.scheduler.finish(sequence)
             self.finished.append(sequence)
-        elif self.rng.random() < 0.15:
+        else:
             self.scheduler.park(sequence)
             self.parked.append(sequence)
 
@@ -99,6 +110,7 @@ def test_random_histories_end_with_every_sequence_done_and_every_page_free(seed)
         world = World(
             rng, groups=rng.randint(1, 4), samples=rng.randint(1, 4), rows=rng.randint(1, 6), pages=pages,
             prefill=rng.choice([2, 5, 64]), forced=rng.choice([0, 3, 40]), extra=rng.choice([0, 2, 20]),
+            late=rng.random() < 0.5,
         )  # fmt: skip
         for _ in range(20_000):
             if not world.scheduler.num_unfinished:
