@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64, help="rollout.decode_rows of each process")
     parser.add_argument("--kv-tokens", type=int, default=None, help="default: what all trajectories together need")
     parser.add_argument("--forced-tokens", type=int, default=512, help="rollout.forced_tokens")
+    parser.add_argument("--release-kv", action="store_true", help="rollout.release_kv")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds after which a rollout is cut short")
@@ -163,7 +164,10 @@ def run(options: argparse.Namespace) -> None:
         results = [rollout(engine, ranks, rows, samples, f"{tools} {n}", options.limit) for n in range(options.repeat)]
         best[tools] = min(results, key=lambda r: r["seconds"])
         if ranks.rank == 0:
-            line = {"tools": tools, "all_seconds": [r["seconds"] for r in results], "start_seconds": start_seconds}
+            line = {
+                "tools": tools, "all_seconds": [r["seconds"] for r in results], "start_seconds": start_seconds,
+                "memory_seconds": [round(r["stats"][0].memory_seconds, 3) for r in results],
+            }  # fmt: skip
             report(options, rows, model, cache, bandwidth, best[tools], line | describe(device))
     if len(best) == 2 and ranks.rank == 0:
         print(json.dumps({"latency_over_instant": round(best["latency"]["seconds"] / best["instant"]["seconds"], 3)}))
@@ -180,7 +184,7 @@ def build_engine(options: argparse.Namespace, rows: list[dict], device: torch.de
     ]
     tokens = options.kv_tokens or sum(lengths) + 32 * len(lengths)
     pages = 1 + -(-tokens // 16)
-    cache = PagedCache(config, pages, 16, dtype, device)
+    cache = PagedCache(config, pages, 16, dtype, device, releasable=options.release_kv)
     settings = SimpleNamespace(
         rollout=SimpleNamespace(
             cuda_graphs=not options.eager, decode_rows=options.rows, context_length=CONTEXT, temperature=1.0,
@@ -196,7 +200,7 @@ def build_engine(options: argparse.Namespace, rows: list[dict], device: torch.de
     engine = RolloutEngine(
         decoder, chat, object(), decode_rows=options.rows, page_size=16, num_pages=pages, prefill_tokens=8192,
         forced_tokens=options.forced_tokens if decoder.pipelined else 0, step_rows=decoder.step_rows,
-        progress=run_type.watch,
+        progress=run_type.watch, resident=cache.resident,
     )  # fmt: skip
     engine.run_type = run_type
     return engine, model, cache, round(time.perf_counter() - started, 1)

@@ -199,16 +199,16 @@ def _lines(
     return tl.where(line > GROUP, value, turned)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["write"])  # one binary for both
 def decode_attention_kernel(
     qkv_ptr, q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, kv_ptr, out_ptr,
     positions_ptr, slots_ptr, table_ptr, items_ptr, first_ptr, count_ptr, parts_ptr, sums_ptr, arrivals_ptr,
     scale, eps, stride_split, stride_table, stride_page, stride_v,
     ITEMS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     BN: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr,
-    NORM: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, WRITE: tl.constexpr = True,
+    NORM: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, write=1,
 ):  # fmt: skip
-    """Attention of every row's new token; if WRITE, writes its key and value.
+    """Attention of every row's new token; writes its key and value unless write is 0.
 
     grid (ITEMS * HEADS,), or as many as are in use
     qkv: parts of the q/k/v product  # [SPLITS, rows, HEADS * (GROUP + 2) * D] fp32
@@ -242,8 +242,8 @@ def decode_attention_kernel(
         begin(PDL)
         lines = _lines(qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
                        HEADS, GROUP, BH, D, SPLITS, NORM, out_ptr.dtype.element_ty)  # fmt: skip
-        if WRITE:
-            _store_new(lines, stop > position, kv_ptr, page, position, offset, stride_page, stride_v, GROUP, BH, P, D)
+        holds_new = (stop > position) & (write != 0)
+        _store_new(lines, holds_new, kv_ptr, page, position, offset, stride_page, stride_v, GROUP, BH, P, D)
         peak, total, acc = _walk(lines, start, stop, kv_ptr, table, offset, stride_page, stride_v, scale,
                                  P, BN, BH, D, W, STAGES)  # fmt: skip
         _finish(peak, total, acc, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, count, first,

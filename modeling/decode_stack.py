@@ -144,7 +144,7 @@ class DecodeStack:
             self.normed, self.plan, self.first, self.count, rows, self.weights.kv_heads, t.target,
             self.step.stride(0), self.table.stride(0), self.hidden, self.weights.eps,
             BLOCK_K=triton.next_power_of_2(self.hidden), P=self.page_size,
-            ROWS=triton.next_power_of_2(rows), ITEMS=self.items, BN=t.bn, num_warps=4,
+            ROWS=triton.next_power_of_2(self.first.shape[0]), ITEMS=self.items, BN=t.bn, num_warps=4,
         )  # fmt: skip
 
     def _product(self, kind: str, rows: int, x: Tensor, weights: tuple[Tensor, ...], divisor: int = 0) -> int:
@@ -191,7 +191,7 @@ class DecodeStack:
             ITEMS=self.items, HEADS=w.kv_heads, GROUP=self.group,
             BH=triton.next_power_of_2(self.group + 2), D=w.head_size, P=self.page_size, BN=t.bn,
             W=t.warps, STAGES=t.stages, SPLITS=splits, BIAS=layer.biases is not None,
-            NORM=layer.head_norms is not None, PREFETCH=t.prefetch, PDL=self.overlap, WRITE=write,
+            NORM=layer.head_norms is not None, PREFETCH=t.prefetch, PDL=self.overlap, write=int(write),
             num_warps=t.warps, launch_pdl=self.overlap,
         )  # fmt: skip
 
