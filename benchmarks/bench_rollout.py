@@ -116,8 +116,8 @@ def load_workload(name: str, copies: int) -> tuple[list[dict], int]:
     return rows, data["meta"]["samples_per_prompt"]
 
 
-def floor_seconds(rows: list[dict], weight_bytes: int, token_bytes: int, bandwidth: float) -> float:
-    """Weights once per sequential step, each sampled token's past once."""
+def floor_seconds(rows: list[dict], weight_bytes: int, token_bytes: int, bandwidth: float, ranks: int) -> float:
+    """Weights once per sequential step, each sampled token's past once, by one of the ranks."""
     steps = max(sum(turn["new_tokens"] for turn in row["turns"]) for row in rows)
     past = 0
     for row in rows:
@@ -126,7 +126,7 @@ def floor_seconds(rows: list[dict], weight_bytes: int, token_bytes: int, bandwid
             count = turn["new_tokens"]
             past += count * length + count * (count - 1) // 2
             length += count + turn.get("tool_tokens", 0)
-    return (steps * weight_bytes + past * token_bytes) / bandwidth
+    return (steps * weight_bytes + past * token_bytes / ranks) / bandwidth
 
 
 def main() -> None:
@@ -237,7 +237,7 @@ def report(options, rows, model, cache, bandwidth: float, best: dict, line: dict
     weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     token_bytes = PagedCache.bytes_per_token(model.config, cache.kv.dtype)
     count, seconds = len(best["per_rank"]), best["seconds"]
-    floor = floor_seconds(rows, weight_bytes, token_bytes, bandwidth) / count
+    floor = floor_seconds(rows, weight_bytes, token_bytes, bandwidth, count)
     step = SampledStep()
     step.add([], [], [], asdict(best["stats"][0]))
     figures = {name.removeprefix("rollout_"): round(value, 3) for name, value in step.rollout_row().items()}
