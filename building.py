@@ -108,7 +108,7 @@ def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: b
             "eval.top_p and eval.top_k here and score checkpoints with main.py evaluate",
         )  # fmt: skip
     from modeling.fused import UnsupportedModel
-    from rollout.graphs import EXTRA_ROWS, GraphDecoder
+    from rollout.graphs import GraphDecoder, rows_beside
     from rollout.prefill import FlashDecoder
 
     half = config.model.dtype == "bfloat16" and config.model.attn_implementation == "auto"
@@ -120,7 +120,7 @@ def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: b
             max_rows=config.rollout.decode_rows,
             context_length=config.rollout.context_length,
             temperature=config.rollout.temperature,
-            extra_rows=EXTRA_ROWS if config.rollout.forced_tokens else 0,
+            extra_rows=rows_beside(config.rollout.decode_rows) if config.rollout.forced_tokens else 0,
         )
     except UnsupportedModel as error:
         raise ConfigError("rollout.cuda_graphs", True, f"{error}; set it to false to decode eagerly") from error

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from modeling.attention import round_up
 from modeling.decode_stack import FEED, KEY0, KEY1, PAGE, POSITION, SLOT, STEP_FIELDS, TOKEN, DecodeStack
 from modeling.fused import check_addresses, decode_weights
 from rollout.cache import PagedCache
@@ -33,14 +34,18 @@ from rollout.sampling_kernel import HeadSampler
 from rollout.scheduler import Chunk
 
 DEPTH = 2  # steps in flight: the host may prepare one while another runs
-EXTRA_ROWS = 64  # beyond max_rows, for the further tokens of longer chunks: one more tile of the products
-LEAST_WIDE = 16  # rows of the smallest graph for longer chunks
+LEAST_WIDE = 64  # rows of the smallest graph for longer chunks: a whole tile of the products, few kernels to compile
 
 
 def ladder(max_rows: int) -> list[int]:
     """Batch sizes with a graph: powers of two from 4, and the maximum itself."""
     sizes = [size for size in (1 << power for power in range(2, 31)) if size < max_rows]
     return [*sizes, max_rows]
+
+
+def rows_beside(max_rows: int) -> int:
+    """Rows to add for the further tokens of longer chunks: half a tile at least, and to whole tiles."""
+    return round_up(max_rows + LEAST_WIDE // 2, LEAST_WIDE) - max_rows
 
 
 def wide_ladder(max_rows: int, extra_rows: int) -> list[int]:

@@ -15,7 +15,7 @@ from rollout.scheduler import Chunk
 from tests.interpreted import DEVICE
 
 from modeling.decode_stack import FEED, KEY0, KEY1, PAGE, POSITION, SLOT, TOKEN  # isort: skip
-from rollout.graphs import GraphDecoder, _fill, _order, fitting, ladder, wide_ladder  # isort: skip
+from rollout.graphs import GraphDecoder, _fill, _order, fitting, ladder, rows_beside, wide_ladder  # isort: skip
 
 gpu = pytest.mark.skipif(DEVICE == "cpu", reason="captured graphs need a CUDA device")
 FAMILIES = {"qwen3": Qwen3Config, "llama": LlamaConfig, "qwen2": Qwen2Config}
@@ -207,7 +207,9 @@ def test_the_shortest_chunks_take_the_graph_first():
 
 
 def test_wide_graphs_reach_all_rows_and_exist_only_where_there_are_extra_ones():
-    assert wide_ladder(64, 64) == [16, 32, 64, 128]
+    assert wide_ladder(64, 64) == [64, 128]
+    assert wide_ladder(8, rows_beside(8)) == [64]
+    assert wide_ladder(33, rows_beside(33)) == [64, 128]
     assert wide_ladder(6, 5) == [11]
     assert wide_ladder(64, 0) == []
 
