@@ -65,6 +65,7 @@ def decode_and_sample() -> None:
         rotary = (torch.zeros(64, 64, dtype=torch.bfloat16),) * 2
         stack = DecodeStack(weights, kv, table, last, rotary, rows, overlap=True)
         stack.launch(rows)
+        stack.launch(rows, together=True)
         HeadSampler(stack, rows).launch(rows, 0.7)
     words = torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
     sample(torch.zeros(4, 5000, dtype=torch.bfloat16), *words, 1.0)
