@@ -123,7 +123,10 @@ def main() -> None:
             "model": {"path": shape_of(options.layers, folder), "random_weights": True}, "data": {"path": "none"},
             "lora": {"rank": options.lora_rank}, "train": {"max_tokens_per_micro_batch": tokens},
         })  # fmt: skip
+        started = time.perf_counter()
         policy = Policy(config, device)
+    torch.cuda.synchronize()
+    print(f"{options.layers} layers: built in {time.perf_counter() - started:.1f} s", flush=True)
     scored = scored_rows(options.rows, policy.model.config.vocab_size)
     batches = [one[0] for one in plan_updates(scored, config, 1)]
     trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
