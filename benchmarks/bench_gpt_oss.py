@@ -129,10 +129,7 @@ def main() -> None:
     print(f"{options.layers} layers: built in {time.perf_counter() - started:.1f} s", flush=True)
     batches = [one[0] for one in plan_updates(scored_rows(options.rows, model.config.vocab_size), config, 1)]
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    if policy:
-        result = train(policy, batches, config, options.steps)
-    else:
-        result = against_eager(model, batches[0][0])
+    result = train(policy, batches, config, options.steps) if policy else against_eager(model, batches[0][0])
     print(json.dumps({
         "benchmark": "gpt_oss", "layers": options.layers, "rows": options.rows, "lora_rank": options.lora_rank,
         "parameters": sum(p.numel() for p in model.parameters()), "trained": trained, **result,
