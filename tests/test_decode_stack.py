@@ -41,7 +41,9 @@ def stack_for(model, rows: int, slots: int, pages: int, context: int) -> DecodeS
     table = torch.zeros(slots, context // PAGE, dtype=torch.int32, device=DEVICE)
     last = torch.zeros(slots, dtype=torch.int32, device=DEVICE)
     rotary = rotary_table(model, context, torch.float32)
-    stack = DecodeStack(weights, kv, table, last, rotary, rows, overlap=False)
+    routes = torch.full((len(weights.layers), pages, PAGE, 3), 255, dtype=torch.uint8, device=DEVICE)
+    mixture = model.config.model_type == "gpt_oss"
+    stack = DecodeStack(weights, kv, table, last, rotary, rows, overlap=False, routes=routes if mixture else None)
     stack.attention_override = AttentionTiles(bn=32, warps=2, stages=3, target=4, prefetch=0)  # few idle programs
     return stack
 
@@ -75,3 +77,22 @@ def test_decoding_token_by_token_equals_the_full_forward_of_the_modules(family, 
         with torch.no_grad():
             expected = model.model(torch.tensor([line], device=DEVICE), use_cache=False).last_hidden_state[0, -1]
         torch.testing.assert_close(end, expected, atol=2e-5, rtol=2e-5)
+
+
+def test_the_experts_of_each_token_are_written_beside_its_key():
+    model = tiny("gpt_oss", 2, 1)
+    lines, pages = [torch.randint(0, 97, (length,)).tolist() for length in (18, 3)], [[5, 2], [3]]
+    stack = stack_for(model, rows=2, slots=3, pages=8, context=64)
+    decode(stack, lines, pages)
+    for line, own in zip(lines, pages, strict=True):
+        chosen: list[torch.Tensor] = []
+        hooks = [
+            layer.mlp.router.register_forward_hook(lambda m, a, out, into=chosen: into.append(out[2]))
+            for layer in model.model.layers
+        ]
+        with torch.no_grad():
+            model.model(torch.tensor([line], device=DEVICE), use_cache=False)
+        for hook in hooks:
+            hook.remove()
+        recorded = stack.routes[:, own].flatten(1, 2)[:, : len(line)]
+        assert torch.equal(recorded.sort(-1).values.long(), torch.stack(chosen).sort(-1).values)
