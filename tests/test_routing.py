@@ -57,7 +57,8 @@ def batch_of(record: RolloutRecord) -> ResponseTokenBatch:
 def live_ids(model, record) -> torch.Tensor:
     """The router's own choices for the record's tokens but the last, by Hugging Face's forward  # [T - 1, L, k]"""
     found = []
-    hooks = [l.mlp.router.register_forward_hook(lambda m, a, out: found.append(out[2])) for l in model.model.layers]
+    routers = [layer.mlp.router for layer in model.model.layers]
+    hooks = [router.register_forward_hook(lambda m, a, out: found.append(out[2])) for router in routers]
     with torch.no_grad():
         TokenLogprobModule(model, "auto", 1.0)(dataclasses.replace(batch_of(record), routes=None))
     for hook in hooks:
