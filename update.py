@@ -53,7 +53,7 @@ class OneUpdate:
     importance_mean: float  # of the importance weights; 1 where they are off
     importance_cut: float  # share of tokens whose weight was truncated or masked
     kl: float  # mean estimate of KL(policy || reference), 0 without a reference
-    flips: float  # share of (token, layer) whose experts are not those of sampling; 0 in a dense model
+    flips: float  # share of (token, layer) whose experts are not those of sampling; NaN in a dense model
     flipped_tokens: float  # share of tokens with at least one such layer
     gap: GapFigures  # this update's weights against the sampling log-probabilities
 
@@ -82,7 +82,7 @@ class UpdateStats:
             row |= {name: self._token_mean(name) for name in ("importance_mean", "importance_cut")}
         if loss.kl_coef > 0:
             row["kl"] = self._token_mean("kl")
-        if any(u.flipped_tokens for u in self.updates):
+        if not math.isnan(self.updates[0].flips):
             row |= {f"router_{name}": self._token_mean(name) for name in ("flips", "flipped_tokens")}
         row["bad_updates"] = sum(u.is_bad for u in self.updates)
         row |= {f"mismatch_{name}": value for name, value in dataclasses.asdict(self.mismatch).items()}
@@ -179,7 +179,7 @@ def batch_loss(
         importance=corrected.weights,
         importance_cut=corrected.cut,
         kl=kl.detach(),
-        flips=torch.zeros_like(old) if out.flips is None else out.flips,
+        flips=torch.full_like(old, math.nan) if out.flips is None else out.flips,
         trained=batch.weights > 0,
     )
     return (batch.weights * values).sum(), columns
