@@ -53,9 +53,9 @@ class OneUpdate:
     importance_mean: float  # of the importance weights; 1 where they are off
     importance_cut: float  # share of tokens whose weight was truncated or masked
     kl: float  # mean estimate of KL(policy || reference), 0 without a reference
-    flips: float  # share of (token, layer) whose experts are not those of sampling; NaN in a dense model
-    flipped_tokens: float  # share of tokens with at least one such layer
     gap: GapFigures  # this update's weights against the sampling log-probabilities
+    flips: float = math.nan  # share of (token, layer) whose experts are not those of sampling; NaN in a dense model
+    flipped_tokens: float = 0.0  # share of tokens with at least one such layer
 
     @property
     def is_bad(self) -> bool:
