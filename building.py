@@ -55,7 +55,8 @@ def build_cache(config: Config, shape: Any, model: Any, device: Any) -> Any:
     from rollout.cache import PagedCache, num_pages
 
     pages = num_pages(config.rollout, shape, model.dtype, device)
-    return PagedCache(shape, pages, config.rollout.page_size, model.dtype, device)
+    releasable = config.rollout.release_kv and device.type == "cuda"
+    return PagedCache(shape, pages, config.rollout.page_size, model.dtype, device, releasable=releasable)
 
 
 def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any, progress: Any = None) -> Any:
@@ -71,7 +72,9 @@ def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any,
         prefill_tokens=config.rollout.prefill_tokens,
         # An eager step reads them at no extra cost.
         forced_tokens=config.rollout.forced_tokens if decoder.pipelined else 0,
+        step_rows=decoder.step_rows,
         deterministic=config.rollout.deterministic,
+        resident=cache.resident,
         progress=progress,
         routes=None if cache.routes is None else cache.routes_of,
     )
@@ -106,7 +109,7 @@ def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: b
             "eval.top_p and eval.top_k here and score checkpoints with main.py evaluate",
         )  # fmt: skip
     from modeling.fused import UnsupportedModel
-    from rollout.graphs import GraphDecoder
+    from rollout.graphs import GraphDecoder, rows_beside
     from rollout.prefill import FlashDecoder
 
     half = config.model.dtype == "bfloat16" and config.model.attn_implementation == "auto"
@@ -118,6 +121,7 @@ def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: b
             max_rows=config.rollout.decode_rows,
             context_length=config.rollout.context_length,
             temperature=config.rollout.temperature,
+            extra_rows=rows_beside(config.rollout.decode_rows) if config.rollout.forced_tokens else 0,
         )
     except UnsupportedModel as error:
         raise ConfigError("rollout.cuda_graphs", True, f"{error}; set it to false to decode eagerly") from error

@@ -65,9 +65,12 @@ class RolloutConfig:
     decode_rows: int = 16  # rows that decode at once; the largest CUDA graph
     page_size: int = 16  # tokens per KV page
     kv_memory_fraction: float = 0.5  # of the GPU memory that is free after the engine is built; CUDA only
+    release_kv: bool = False  # on CUDA: the update gets the KV cache's memory; taken back, as zeros, for each rollout
     kv_tokens: int | None = None  # tokens of KV cache; None: by kv_memory_fraction (CUDA), full contexts (CPU)
     prefill_tokens: int = 2048  # most prompt and tool tokens read in one step
-    forced_tokens: int = 64  # with graphs: as many new tokens of a row are fed one a step instead of read at once
+    # With graphs: a row's new tokens, if these or fewer, are read in the steps in which the others decode; more are
+    # read by one forward of their own, for which all wait.
+    forced_tokens: int = 512
     cuda_graphs: bool = True  # on CUDA: decode inside captured graphs
     deterministic: bool = False  # deliver tool results in submission order, so that timing cannot reorder anything
     # Groups of equal rewards are dropped, and up to so many further rounds sample other problems in their place; 0:

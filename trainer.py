@@ -251,7 +251,7 @@ class Trainer:
             row["update_tokens_per_second"] = stats.tokens / self._seconds["update"]
         row["rollout_tokens_per_second"] = sampled / self._seconds["rollout"]
         row |= {"seconds": round(self._seconds["total"], 4), **seconds}
-        return row | {f"rollout_{name}": value for name, value in sampled_step.rollout_stats.items()}
+        return row | sampled_step.rollout_row()
 
     @contextmanager
     def _clock(self, phase: str):

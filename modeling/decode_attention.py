@@ -219,7 +219,7 @@ def _lines(
     return tl.where(line > GROUP, value, turned)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["write"])  # one binary for both
 def decode_attention_kernel(
     qkv_ptr, q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, cos_ptr, sin_ptr, kv_ptr, out_ptr,
     positions_ptr, slots_ptr, table_ptr, items_ptr, first_ptr, count_ptr, parts_ptr, sums_ptr, arrivals_ptr,
@@ -227,17 +227,18 @@ def decode_attention_kernel(
     ITEMS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     BN: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr,
     NORM: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    write=1,
 ):  # fmt: skip
-    """Attention of every row's new token; writes its key and value.  grid (ITEMS * HEADS,), or as many as are in use
+    """Attention of every row's new token; writes its key and value unless write is 0.
 
+    grid (ITEMS * HEADS,), or as many as are in use
     qkv: parts of the q/k/v product  # [SPLITS, rows, HEADS * (GROUP + 2) * D] fp32
     cos, sin: the model's rotary table in its dtype  # [context, D]; out [rows, HEADS * GROUP * D]
     kv: one layer of the cache  # [2, pages, HEADS, P, D]
     positions, slots: of each row's new token and of its page table  # [rows] int32; table [slots, stride_table] int32
     WINDOW: tokens that a row sees, its new one included, or 0 for all; the items must begin accordingly
 
-    The lines (`_lines`) serve as the queries, two of them idle. What does not depend on the kernel before is read
-    ahead of the wait.
+    The lines (`_lines`) serve as the queries, two of them idle. What no kernel before has written is read at once.
     """
     item, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     row = tl.load(items_ptr + item)
@@ -260,12 +261,12 @@ def decode_attention_kernel(
         near_bias = _biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, near, GROUP, BH, D, BIAS)
         far_bias = _biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, far, GROUP, BH, D, BIAS)
         sink = _sinks(sinks_ptr, head, GROUP, BH, SINKS)
-        low = position - WINDOW + 1 if WINDOW else 0
         begin(PDL)
         lines = _lines(qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
                        HEADS, GROUP, BH, D, SPLITS, NORM, out_ptr.dtype.element_ty)  # fmt: skip
-        _store_new(lines, stop > position, kv_ptr, page, position, offset, stride_page, stride_v, GROUP, BH, P, D)
-        peak, total, acc = _walk(lines, start, stop, low, kv_ptr, table, offset, stride_page, stride_v, scale,
-                                 P, BN, BH, D, W, STAGES)  # fmt: skip
+        writes = (stop > position) & (write != 0)
+        _store_new(lines, writes, kv_ptr, page, position, offset, stride_page, stride_v, GROUP, BH, P, D)
+        peak, total, acc = _walk(lines, start, stop, position - WINDOW + 1 if WINDOW else 0, kv_ptr, table, offset,
+                                 stride_page, stride_v, scale, P, BN, BH, D, W, STAGES)  # fmt: skip
         _finish(peak, total, acc, sink, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, count, first,
                 HEADS * GROUP * D, HEADS, GROUP, BH, D)  # fmt: skip

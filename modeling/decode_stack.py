@@ -6,6 +6,9 @@ restate Qwen3's, Qwen2's and Llama's decoder layer over the model's live weights
 and GPT-OSS's, whose mixture of experts (`modeling.decode_experts`) takes the place of the gated and the down product;
 `tests/test_decode_stack.py` holds them to the modules.
 
+Several new tokens of one sequence may take a row each: one more kernel a layer then writes all new keys before the
+attention reads any (`launch(rows, together=True)`).
+
 Invariants: `launch` allocates nothing and reads no value on the host, so it can be captured; every kernel follows the
 rule of `modeling.overlap`; buffers hold whole tiles of rows, and padding rows own the scratch page 0 alone.
 """
@@ -22,13 +25,15 @@ from torch import Tensor
 from modeling.decode_adapters import AdapterStage
 from modeling.decode_attention import decode_attention_kernel
 from modeling.decode_experts import ExpertStage
+from modeling.decode_keys import write_keys_kernel
 from modeling.decode_plan import plan_items
 from modeling.decode_products import gated_product_kernel, join_kernel, rms_norm, split_product_kernel
 from modeling.decode_tiles import AttentionTiles, Tiles, attention_tiles, product_tiles, rows_tile
 from modeling.fused import DecodeWeights, ExpertWeights, GatedWeights, LayerWeights, distance
 
 # Rows of the step buffer, each one int32 per decoding row.
-TOKEN, POSITION, KEY0, KEY1, SLOT, PAGE = range(6)
+STEP_FIELDS = 7
+TOKEN, POSITION, KEY0, KEY1, SLOT, PAGE, FEED = range(STEP_FIELDS)  # FEED: the slot that keeps the draw, or 0
 MOST_PROGRAMS = 1024  # that a row's past may be cut into, over all rows and heads
 MOST_SPLITS = 8  # of a product's k range
 NO_WINDOW = tl.constexpr(1 << 30)
@@ -108,7 +113,7 @@ class DecodeStack:
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        self.step = zeros(6, max_rows, dtype=torch.int32)
+        self.step = zeros(STEP_FIELDS, max_rows, dtype=torch.int32)
         self.h = zeros(self.rows, self.hidden, dtype=self.dtype)
         self.normed = zeros(self.rows, self.hidden, dtype=self.dtype)
         self.attended = zeros(self.rows, w.heads * w.head_size, dtype=self.dtype)
@@ -133,8 +138,11 @@ class DecodeStack:
         weights = self.width * self.hidden
         return self.attention_override or attention_tiles(rows, self.weights.kv_heads, weights, self.element_size)
 
-    def launch(self, rows: int) -> None:
-        """All kernels of one step over the first `rows` rows of `step`; leaves the last layer's output, normed."""
+    def launch(self, rows: int, together: bool = False) -> None:
+        """All kernels of one step over the first `rows` rows of `step`; leaves the last layer's output, normed.
+
+        together: rows may belong to one sequence; each sees the keys that the others write in this step.
+        """
         layers, w = self.weights.layers, self.weights
         wide, narrow = w.heads * w.head_size, w.kv_heads * w.head_size
         self._open(rows)
@@ -143,7 +151,9 @@ class DecodeStack:
             splits = self._product(
                 "qkv", rows, self.normed, (layer.q, layer.k, layer.v), layer, math.gcd(wide, narrow)
             )
-            self._attend(rows, index, layer, splits)
+            if together:
+                self._write_keys(rows, index, layer, splits)
+            self._attend(rows, index, layer, splits, write=not together)
             self._join(rows, self._product("o", rows, self.attended, (layer.o,), layer), layer.post_norm, layer.o_bias)
             self._join(rows, self._mlp(rows, index, layer), after)
 
@@ -154,8 +164,9 @@ class DecodeStack:
             self.step, self.last, self.table, w.embedding, w.layers[0].input_norm, self.h,
             self.normed, self.plan, self.first, self.count, rows, w.kv_heads, t.target,
             self.step.stride(0), self.table.stride(0), self.first.stride(0), self.hidden, w.eps,
-            BLOCK_K=triton.next_power_of_2(self.hidden), P=self.page_size, ROWS=triton.next_power_of_2(rows),
-            ITEMS=self.items, BN=t.bn, WINDOW=w.window, LATE=w.late_norms, num_warps=4,
+            BLOCK_K=triton.next_power_of_2(self.hidden), P=self.page_size,
+            ROWS=triton.next_power_of_2(self.first.shape[1]), ITEMS=self.items, BN=t.bn, WINDOW=w.window,
+            LATE=w.late_norms, num_warps=4,
         )  # fmt: skip
 
     def _product(
@@ -184,22 +195,30 @@ class DecodeStack:
             PDL=self.overlap, num_warps=min(8, max(1, block // 256)), launch_pdl=self.overlap,
         )  # fmt: skip
 
-    def _attend(self, rows: int, index: int, layer: LayerWeights, splits: int) -> None:
+    def _write_keys(self, rows: int, index: int, layer: LayerWeights, splits: int) -> None:
         w, kv = self.weights, self.kv[index]
-        biases = layer.biases or (layer.q,) * 3
-        norms = layer.head_norms or (layer.q,) * 2
+        write_keys_kernel[(rows * w.kv_heads,)](
+            self.qkv, *_biases(layer), *_norms(layer), *self.rotary, kv, self.step[POSITION], self.step[SLOT],
+            self.table, w.eps, self.qkv.stride(0), self.table.stride(0), kv.stride(1), kv.stride(0), HEADS=w.kv_heads,
+            GROUP=self.group, BH=triton.next_power_of_2(self.group + 2), D=w.head_size, P=self.page_size,
+            SPLITS=splits, BIAS=layer.biases is not None, NORM=layer.head_norms is not None, PDL=self.overlap,
+            num_warps=1, launch_pdl=self.overlap,
+        )  # fmt: skip
+
+    def _attend(self, rows: int, index: int, layer: LayerWeights, splits: int, write: bool) -> None:
+        w, kv = self.weights, self.kv[index]
         t = self.attention_tiles(rows)
         items, plan = min(self.items, rows + math.ceil(t.target / w.kv_heads)), int(layer.windowed)
         sinks = layer.q if layer.sinks is None else layer.sinks
         decode_attention_kernel[(items * w.kv_heads,)](
-            self.qkv, *biases, *norms, sinks, *self.rotary, kv, self.attended, self.step[POSITION], self.step[SLOT],
-            self.table, self.plan[plan], self.first[plan], self.count[plan], self.item_parts, self.item_sums,
-            self.arrivals, w.scale * math.log2(math.e), w.eps, self.qkv.stride(0), self.table.stride(0), kv.stride(1),
-            kv.stride(0), ITEMS=self.items, HEADS=w.kv_heads, GROUP=self.group,
+            self.qkv, *_biases(layer), *_norms(layer), sinks, *self.rotary, kv, self.attended, self.step[POSITION],
+            self.step[SLOT], self.table, self.plan[plan], self.first[plan], self.count[plan], self.item_parts,
+            self.item_sums, self.arrivals, w.scale * math.log2(math.e), w.eps, self.qkv.stride(0),
+            self.table.stride(0), kv.stride(1), kv.stride(0), ITEMS=self.items, HEADS=w.kv_heads, GROUP=self.group,
             BH=triton.next_power_of_2(self.group + 2), D=w.head_size, P=self.page_size, BN=t.bn,
             W=t.warps, STAGES=t.stages, SPLITS=splits, BIAS=layer.biases is not None,
             NORM=layer.head_norms is not None, SINKS=layer.sinks is not None, WINDOW=w.window * plan,
-            PREFETCH=t.prefetch, PDL=self.overlap, num_warps=t.warps, launch_pdl=self.overlap,
+            PREFETCH=t.prefetch, PDL=self.overlap, write=int(write), num_warps=t.warps, launch_pdl=self.overlap,
         )  # fmt: skip
 
     def _mlp(self, rows: int, index: int, layer: LayerWeights) -> int:
@@ -222,3 +241,11 @@ class DecodeStack:
             EVEN_K=t.even(k), STAGES=t.stages, AHEAD=t.ahead_of(k), PDL=self.overlap, RP=low.padded,
             LOW_SPLITS=low.splits, num_warps=t.warps, launch_pdl=self.overlap,
         )  # fmt: skip
+
+
+def _biases(layer: LayerWeights) -> tuple[Tensor, ...]:
+    return layer.biases or (layer.q,) * 3  # without biases, any pointer
+
+
+def _norms(layer: LayerWeights) -> tuple[Tensor, ...]:
+    return layer.head_norms or (layer.q,) * 2

@@ -26,11 +26,13 @@ class Memory:
     kv_cache: int
     update: int  # activations and logits of one full micro-batch
     optimizer_on_host: bool
+    kv_released: bool  # the cache and the update are never there together
 
     @property
     def device(self) -> int:
         states = 0 if self.optimizer_on_host else self.optimizer
-        return self.weights + self.gradients + states + self.kv_cache + self.update
+        phases = (self.kv_cache, self.update)
+        return self.weights + self.gradients + states + (max(phases) if self.kv_released else sum(phases))
 
     def __str__(self) -> str:
         return (
@@ -64,4 +66,5 @@ def forecast(config: Config, shape: Any, parameters: int, kv_cache: int, world_s
         kv_cache=kv_cache,
         update=activations + logits,
         optimizer_on_host=config.train.offload_optimizer,
+        kv_released=config.rollout.release_kv,
     )

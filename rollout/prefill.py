@@ -84,6 +84,8 @@ class FlashDecoder:
     """A `rollout.decoder.Decoder` that runs any chunks eagerly with `FlashRows`."""
 
     pipelined = False
+    step_rows = 0
+    captures = 0
 
     def __init__(self, model: PreTrainedModel, cache: PagedCache):
         self._model, self._cache = model, cache
