@@ -29,6 +29,7 @@ class TokenColumns:
     turns: Tensor  # from 0
     since_tool: Tensor  # -1 in the first turn
     entropy: Tensor  # nats
+    top1: Tensor  # 0 or 1
     clipped: Tensor  # 0 or 1
     ratio_error: Tensor  # |pi / pi_old - 1|
     importance: Tensor

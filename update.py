@@ -54,6 +54,7 @@ class OneUpdate:
     importance_cut: float  # share of tokens whose weight was truncated or masked
     kl: float  # mean estimate of KL(policy || reference), 0 without a reference
     gap: GapFigures  # this update's weights against the sampling log-probabilities
+    top1_agreement: float = 0.0  # share of tokens that were the likeliest of their distribution
     flips: float = math.nan  # share of (token, layer) whose experts are not those of sampling; NaN in a dense model
     flipped_tokens: float = 0.0  # share of tokens with at least one such layer
 
@@ -75,7 +76,7 @@ class UpdateStats:
     def row(self, loss: LossConfig) -> dict[str, Any]:
         """For metrics.jsonl: sums and token means over the updates, what is off left out, None for a NaN."""
         row: dict[str, Any] = {"loss": _mean([u.loss for u in self.updates]), "tokens": self.tokens}
-        row |= {name: self._token_mean(name) for name in ("clip_fraction", "entropy")}
+        row |= {name: self._token_mean(name) for name in ("clip_fraction", "entropy", "top1_agreement")}
         row["grad_norm"] = _mean([u.grad_norm for u in self.updates])
         row["ratio_error"] = max(u.ratio_error for u in self.updates)
         if loss.importance != "off":
@@ -174,6 +175,7 @@ def batch_loss(
         turns=batch.turns,
         since_tool=batch.since_tool,
         entropy=out.entropy,
+        top1=torch.zeros_like(old) if out.top1 is None else out.top1,
         clipped=policy.clipped,
         ratio_error=torch.expm1(present - old).abs(),
         importance=corrected.weights,
@@ -193,6 +195,7 @@ def _summary(loss: float, grad_norm: float, tokens: TokenColumns) -> OneUpdate:
         tokens=count,
         clip_fraction=tokens.clipped.mean().item(),
         entropy=tokens.entropy.mean().item(),
+        top1_agreement=tokens.top1.mean().item(),
         ratio_error=tokens.ratio_error.max().item(),
         importance_mean=tokens.importance.mean().item(),
         importance_cut=tokens.importance_cut.mean().item(),

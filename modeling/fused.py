@@ -25,6 +25,16 @@ class UnsupportedModel(ValueError):
     """The decode kernels do not restate this model; the message says which part. Its own modules can still run."""
 
 
+def can_fuse(config: Any, device: torch.device) -> bool:
+    """Whether `modeling.train_layers` computes what this model's modules compute; config: the Hugging Face one."""
+    return (
+        device.type == "cuda"
+        and config.model_type in FAMILIES
+        and config.hidden_act == "silu"
+        and config.rope_parameters["rope_type"] in STATIC_ROPES
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """LoRA's addition to a product x Wᵀ: scale * (x Aᵀ) Bᵀ."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from modeling.attention import NO_MASK, training_rows
+from modeling.attention import NO_MASK, Rows, training_rows
+from modeling.fused import can_fuse
 from modeling.logprob import TokenLogprobs, token_logprobs
+from modeling.recompute import Recompute
 from modeling.routing import Recorded
 
 
@@ -34,14 +37,21 @@ class PackedBatch(Protocol):
 class TokenLogprobModule(nn.Module):
     """What DeepSpeed wraps: a packed batch in, log-probabilities of its sampled tokens out."""
 
-    def __init__(self, model: PreTrainedModel, implementation: str, temperature: float, router_replay: bool = False):
+    def __init__(
+        self, model: PreTrainedModel, implementation: str, temperature: float, recompute: Recompute | None = None,
+        router_replay: bool = False,
+    ):  # fmt: skip
+        """recompute: for a model that is trained; without it nothing is kept beyond what autograd asks for"""
         super().__init__()
-        self.model = model
-        self._implementation, self._temperature, self._replay = implementation, temperature, router_replay
+        self.model, self._recompute, self._replay = model, recompute, router_replay
+        self._implementation, self._temperature = implementation, temperature
 
     def forward(self, batch: PackedBatch) -> TokenLogprobs:
-        like = cast(Tensor, self.model.get_input_embeddings().weight)
-        rows = training_rows(batch.lengths, self._implementation, like)
+        head = cast(Tensor, self.model.get_output_embeddings().weight)
+        keep = False
+        if self._recompute and torch.is_grad_enabled():
+            keep = self._recompute.begin(len(batch.targets) * head.shape[0] * head.element_size())
+        rows = batch_rows(self.model.config, self._implementation, batch.lengths, head)
         routes = None
         if batch.routes is not None:
             rows.routes = routes = Recorded(batch.routes, self.model.config.num_hidden_layers, self._replay)
@@ -49,6 +59,21 @@ class TokenLogprobModule(nn.Module):
             input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=NO_MASK, use_cache=False,
             rows=rows,
         ).last_hidden_state[0]  # [N, H]  # fmt: skip
-        head = self.model.get_output_embeddings().weight
-        out = token_logprobs(hidden[batch.predictors], head, batch.targets, self._temperature)
+        out = token_logprobs(hidden[batch.predictors], head, batch.targets, self._temperature, keep)
         return out if routes is None else replace(out, flips=routes.flips[batch.predictors])
+
+
+def batch_rows(shape: Any, implementation: str, lengths: Sequence[int], like: Tensor) -> Rows:
+    """The attention of a batch; cuDNN takes part where nothing but the plain causal softmax is asked for.
+
+    shape: the Hugging Face config; implementation: model.attn_implementation; like: a tensor of the model's
+    """
+    half = like.dtype in (torch.bfloat16, torch.float16)
+    if implementation == "auto" and half and can_fuse(shape, like.device):
+        from modeling.train_attention import LongTrainingRows, cudnn_serves
+
+        heads, groups = shape.num_attention_heads, shape.num_key_value_heads
+        size = getattr(shape, "head_dim", None) or shape.hidden_size // heads
+        if cudnn_serves(heads, groups, size, like.dtype, like.device):
+            return LongTrainingRows(lengths, like.device)
+    return training_rows(lengths, implementation, like)

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from config import ConfigError
-from modeling.attention import training_rows, visible
+from modeling.attention import visible
+from modeling.packed_model import batch_rows
 
 WIDEST = 512  # tokens
 SHORT_ROW = 20  # tokens
@@ -35,7 +36,7 @@ def check_attention(model: Any, implementation: str) -> None:
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"]
     for kind in sorted(set(kinds)):
         layer = model.base_model.layers[kinds.index(kind)]
-        problem = _problem(layer, model.base_model.rotary_emb, implementation)
+        problem = _problem(layer, model.config, model.base_model.rotary_emb, implementation)
         if problem:
             other = "set eager" if implementation != "eager" else "this model cannot be trained here"
             raise ConfigError(
@@ -45,7 +46,7 @@ def check_attention(model: Any, implementation: str) -> None:
             )  # fmt: skip
 
 
-def _problem(layer: Any, rotary: Any, implementation: str) -> str | None:
+def _problem(layer: Any, shape: Any, rotary: Any, implementation: str) -> str | None:
     """What differs in this layer, in words."""
     attention = layer.self_attn
     window = getattr(attention, "sliding_window", None)
@@ -58,7 +59,7 @@ def _problem(layer: Any, rotary: Any, implementation: str) -> str | None:
     positions = torch.cat([torch.arange(n, device=device) for n in lengths])[None]
 
     def ours(block: Any, x: Tensor) -> Tensor:
-        rows = training_rows(lengths, implementation, x)
+        rows = batch_rows(shape, implementation, lengths, x)
         turned = rotary(x[None], positions)
         return _output(block(x[None], position_embeddings=turned, attention_mask=None, rows=rows))
 

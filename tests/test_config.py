@@ -62,6 +62,8 @@ def test_every_field_is_read_outside_the_config_module():
         (with_section("rollout", max_new_tokens=8192), ["rollout.max_new_tokens=8192", "context_length=8192"]),
         (with_section("rollout", kv_tokens=100), ["rollout.kv_tokens=100", "one full context"]),
         (with_section("train", max_tokens_per_micro_batch=8), ["max_tokens_per_micro_batch=8", "longest trajectory"]),
+        (with_section("train", max_tokens_per_micro_batch="aut"), ["'aut'", "must be an integer or 'auto'"]),
+        (with_section("model", gradient_checkpointing=1), ["=1", "true or false"]),
         (with_section("train", learning_rate=float("nan")), ["train.learning_rate", "finite"]),
         (with_section("loss", policy="ppo"), ["loss.policy='ppo'", "'dr_grpo'"]),
         (with_section("loss", clip_low=1.5), ["loss.clip_low=1.5", "at most 1"]),

@@ -9,6 +9,7 @@ import torch
 
 from data import ResponseTokenBatch
 from modeling.packed_model import TokenLogprobModule
+from modeling.recompute import Recompute
 from modeling.routing import UNKNOWN, watch
 from rollout.cache import PagedCache
 from rollout.decoder import EagerDecoder
@@ -77,7 +78,8 @@ def test_what_sampling_records_is_what_the_router_chose():
 def test_without_a_flip_replay_changes_not_one_bit_and_the_flip_rate_is_zero():
     model = watched()
     record = sampled(model)
-    live, replayed = (TokenLogprobModule(model, "auto", 1.0, replay)(batch_of(record)) for replay in (False, True))
+    batch = batch_of(record)
+    live, replayed = (TokenLogprobModule(model, "auto", 1.0, router_replay=on)(batch) for on in (False, True))
     assert torch.equal(live.logprobs, replayed.logprobs)
     assert live.flips.sum() == 0
     assert torch.equal(live.logprobs[:DRAWS], torch.tensor(record.logprobs[PROMPT:])), "sampled as trained"
@@ -118,9 +120,8 @@ def test_flips_are_counted_and_replayed_experts_weigh_in_by_live_logits():
 def gradients(checkpointing: bool, interleaved: bool) -> dict[str, torch.Tensor]:
     record = sampled(watched())
     model = watched(seed_of_router=5).train()
-    if checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    module = TokenLogprobModule(model, "auto", 1.0, router_replay=True)
+    recompute = Recompute(model.base_model.layers, checkpointing, torch.device("cpu"))
+    module = TokenLogprobModule(model, "auto", 1.0, recompute, router_replay=True)
     first = module(batch_of(record)).logprobs.sum()
     if interleaved:  # another batch's forward before this one's backward
         other = dataclasses.replace(record, routes=bytes([3, 2, 3, 2]) * (len(record.token_ids) - 1))
