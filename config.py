@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,9 +32,16 @@ class ModelConfig:
     gradient_checkpointing: bool = True
     random_weights: bool = False  # the true shape from config.json alone, seeded by train.seed
     enable_thinking: bool = True  # hybrid templates: False appends the empty think block to every assistant header
+    reasoning_effort: Literal["low", "medium", "high"] | None = None  # GPT-OSS's prompt; null: medium
+    current_date: str | None = None  # YYYY-MM-DD, likewise; null: its release date, never the clock
 
     def __post_init__(self) -> None:
         require(bool(self.path), "model.path", self.path, "name a model folder, e.g. models/tiny_qwen3")
+        date = self.current_date
+        require(
+            date is None or re.fullmatch(r"\d{4}-\d\d-\d\d", date) is not None, "model.current_date", date,
+            "write YYYY-MM-DD, or null",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

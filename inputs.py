@@ -75,12 +75,16 @@ def load_tokenizer(config: Config) -> Any:
 
 
 def load_chat(config: Config, tokenizer: Any) -> Any:
-    """The chat format, probed. Raises ChatTemplateError."""
-    from rollout.chat import Qwen3Chat
+    """The chat format of the model's family, probed. Raises ConfigError or ChatTemplateError."""
+    from transformers import AutoConfig
+
+    from modeling.shapes import shape_source
+    from rollout.chats import make_chat
     from tools import tool_schema
 
+    family = _from_hub("model.path", shape_source(config.model), AutoConfig).model_type
     tools = [tool_schema(config.tool)] if config.tool.enabled else []
-    return Qwen3Chat(tokenizer, tools=tools, enable_thinking=config.model.enable_thinking)
+    return make_chat(family, tokenizer, tools, config.model)
 
 
 def load_data(config: Config, chat: Any, path: str, once: bool = False) -> Any:
