@@ -31,7 +31,8 @@ from transformers.utils import logging as transformers_logging
 
 import lora
 from config import Config, ModelConfig
-from modeling.attention import IMPLEMENTATION, NO_MASK, training_rows
+from modeling import attention, experts
+from modeling.attention import NO_MASK, training_rows
 from modeling.logprob import TokenLogprobs, token_logprobs
 from modeling.shapes import shape_source
 from reference import Reference
@@ -79,13 +80,14 @@ def register_rollout_engine(engine: type) -> None:
 def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrainedModel:
     """The Hugging Face model on its device, with our attention; weights from the checkpoint or random."""
     dtype = getattr(torch, config.dtype)
+    ours = {"attn_implementation": attention.IMPLEMENTATION, "experts_implementation": experts.IMPLEMENTATION}
     if not config.random_weights:
-        model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype, attn_implementation=IMPLEMENTATION)
+        model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype, **ours)
         return model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` without its signature
     shape = AutoConfig.from_pretrained(shape_source(config))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=IMPLEMENTATION)
+        return AutoModelForCausalLM.from_config(shape, dtype=dtype, **ours)
 
 
 def enable_checkpointing(model: PreTrainedModel) -> None:
