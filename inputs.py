@@ -124,12 +124,14 @@ def check_model(config: Config) -> Any:
 
     import lora
     from modeling.attention import check_supported
+    from modeling.quantized import check_quantization
     from modeling.shapes import shape_source
 
     lora.check_available(config.lora)
     shape = _from_hub("model.path", shape_source(config.model), AutoConfig)
     try:
         check_supported(shape)
+        check_quantization(shape)
     except ValueError as error:
         raise ConfigError("model.path", config.model.path, str(error)) from error
     if config.rollout.context_length > shape.max_position_embeddings:

@@ -34,6 +34,7 @@ from config import Config, ModelConfig
 from modeling import attention, experts
 from modeling.attention import NO_MASK, training_rows
 from modeling.logprob import TokenLogprobs, token_logprobs
+from modeling.quantized import forget_quantization, loading_options
 from modeling.shapes import shape_source
 from reference import Reference
 
@@ -81,10 +82,12 @@ def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrai
     """The Hugging Face model on its device, with our attention; weights from the checkpoint or random."""
     dtype = getattr(torch, config.dtype)
     ours = {"attn_implementation": attention.IMPLEMENTATION, "experts_implementation": experts.IMPLEMENTATION}
+    shape = AutoConfig.from_pretrained(shape_source(config))
     if not config.random_weights:
+        ours |= loading_options(shape)
         model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype, **ours)
         return model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` without its signature
-    shape = AutoConfig.from_pretrained(shape_source(config))
+    forget_quantization(shape)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(shape, dtype=dtype, **ours)

@@ -48,6 +48,7 @@ def test_every_field_is_read_outside_the_config_module():
         (SMALLEST | {"steps": 3}, ["steps=3", "train.steps"]),
         (with_section("rollout", top_p=0.9), ["rollout.top_p=0.9", "whole softmax", "eval.top_p"]),
         (with_section("train", top_k=20), ["train.top_k=20", "whole softmax", "eval.top_k"]),
+        (with_section("loss", router_aux_loss_coef=0.001), ["router_aux_loss_coef=0.001", "no balancing loss"]),
         (with_section("eval", top_p=0.0), ["eval.top_p=0.0", "(0, 1]"]),
         (with_section("eval", top_k=-1), ["eval.top_k=-1", "0 (draw from all tokens)"]),
         (with_section("reward", tool_bonus=1.0), ["reward.tool_bonus=1.0", "[0, 1)"]),
