@@ -7,8 +7,9 @@ other two, which also adds the residual and norms the row for the next product. 
 product after it reads its first weights meanwhile (`modeling.overlap`). `gated_product_kernel` ends in silu(g) * u.
 
 Rounding points are those of Hugging Face's modules in the model dtype. Tiles of rows come first in the grid, so that
-those that share weights run together. Rows are not masked: activation buffers hold a multiple of BM rows. Left out:
-biases (those of q, k, v are added by the attention kernel), other activations than silu.
+those that share weights run together. Rows are not masked: activation buffers hold a multiple of BM rows. Biases of
+q, k, v are the attention kernel's to add, that of the output product `join_kernel`'s. Left out: biases of the MLP,
+other activations than silu.
 """
 
 from __future__ import annotations
@@ -115,20 +116,29 @@ def gated_product_kernel(
 
 
 @triton.jit
-def rms_norm(h, norm_ptr, columns, mask, N, eps):
-    """RMSNorm of one row in the model dtype, rounded where Hugging Face's modules round.  # h [BLOCK]"""
+def rms_norm(h, norm_ptr, columns, mask, N, eps, LATE: tl.constexpr = False):
+    """RMSNorm of one row in the model dtype, rounded where Hugging Face's modules round.  # h [BLOCK]
+
+    LATE: once, after the weight (GPT-OSS); else before it as well.
+    """
     h32 = h.to(tl.float32)
     scale = tl.rsqrt(tl.sum(h32 * h32, axis=0) / N + eps)
     norm = tl.load(norm_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-    return ((h32 * scale).to(h.dtype).to(tl.float32) * norm).to(h.dtype)
+    normed = h32 * scale
+    if not LATE:
+        normed = normed.to(h.dtype).to(tl.float32)
+    return (normed * norm).to(h.dtype)
 
 
 @triton.jit
 def join_kernel(
-    parts_ptr, h_ptr, norm_ptr, x_ptr, N, stride_split, eps,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
+    parts_ptr, h_ptr, norm_ptr, x_ptr, bias_ptr, N, stride_split, eps,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr, LATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """h += the sum of a product's parts, in order; x = rmsnorm(h).  grid (rows,); parts [SPLITS, rows, N] fp32"""
+    """h += the sum of a product's parts, in order, and its bias; x = rmsnorm(h).  grid (rows,)
+
+    parts [SPLITS, rows, N] fp32; bias [N] where BIAS; LATE: see `rms_norm`
+    """
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     mask = columns < N
@@ -138,6 +148,8 @@ def join_kernel(
     total = tl.load(parts_ptr + at, mask=mask, other=0.0)
     for split in tl.static_range(1, SPLITS):
         total += tl.load(parts_ptr + split * stride_split + at, mask=mask, other=0.0)
+    if BIAS:
+        total += tl.load(bias_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     h = (before.to(tl.float32) + total.to(before.dtype).to(tl.float32)).to(before.dtype)
     tl.store(h_ptr + at, h, mask=mask)
-    tl.store(x_ptr + at, rms_norm(h, norm_ptr, columns, mask, N, eps), mask=mask)
+    tl.store(x_ptr + at, rms_norm(h, norm_ptr, columns, mask, N, eps, LATE), mask=mask)

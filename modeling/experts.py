@@ -1,8 +1,9 @@
 """The expert products of a mixture-of-experts layer, registered with Hugging Face under one name for both phases.
 
-On CPU each expert multiplies its own tokens, at least MIN_ROWS at a time, so that in fp32 a token's result is the same
-bits whichever tokens share the call (see `modeling.attention`); a token's experts are summed in the router's order. On
-CUDA it is Hugging Face's grouped product: sorted by expert, no host synchronisation, one kernel for all experts.
+In half precision on CUDA it is Hugging Face's grouped product: sorted by expert, no host synchronisation, one kernel
+for all experts. Elsewhere each expert multiplies its own tokens, at least MIN_ROWS at a time, so that in fp32 on CPU a
+token's result is the same bits whichever tokens share the call (see `modeling.attention`). Both sum a token's experts
+in the router's order.
 Both know the experts of GPT-OSS: weights [E, in, out] with biases, a gate of their own (`_apply_gate`).
 
 Left out: expert parallelism.
@@ -24,7 +25,7 @@ IMPLEMENTATION = "packed_experts"
 
 def experts_forward(experts: Any, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     """hidden [N, hidden]; ids, weights: the experts of each token and their shares  # [N, k] -> [N, hidden]"""
-    if hidden.device.type == "cuda":
+    if hidden.device.type == "cuda" and hidden.dtype != torch.float32:
         return grouped_mm_experts_forward(experts, hidden, ids, weights)
     tokens, top_k = ids.shape
     sorted_ids, order = ids.flatten().sort(stable=True)  # pairs of token and expert, by expert

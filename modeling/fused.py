@@ -1,21 +1,21 @@
 """The weights of a Hugging Face causal LM as the decode kernels want them: the live parameters, never copies.
 
 `decode_weights` reads a model of a family whose layers are exactly what `modeling.decode_stack` restates (Qwen3,
-Qwen2, Llama: RMSNorm, rotary grouped-query attention, gated silu MLP) and refuses every other with the reason, so that
-the caller can let the model's own modules run instead. The kernels reach q, k, v and gate, up from one base address by
-their distances, so they read ZeRO's flat buffer as one matrix and need no adjacency. Addresses stay across optimizer
-steps; `check_addresses` proves it.
+Qwen2, Llama: RMSNorm, rotary grouped-query attention, gated silu MLP; GPT-OSS: sinks, sliding windows, experts) and
+refuses every other with the reason, so that the caller can let the model's own modules run instead. The kernels reach
+q, k, v and gate, up from one base address by their distances, so they read ZeRO's flat buffer as one matrix and need
+no adjacency. Addresses stay across optimizer steps; `check_addresses` proves it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-FAMILIES = ("qwen3", "qwen2", "llama")
+FAMILIES = ("qwen3", "qwen2", "llama", "gpt_oss")
 # Rotary tables that depend on the position alone; "dynamic" and "longrope" change with the length of the batch.
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")
 
@@ -25,8 +25,32 @@ class UnsupportedModel(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class GatedWeights:
+    """A dense MLP; matrices [out, in]."""
+
+    gate: Tensor  # [intermediate, hidden]
+    up: Tensor  # [intermediate, hidden]
+    down: Tensor  # [hidden, intermediate]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """GPT-OSS's mixture of E experts; their matrices are [in, out], gate and up columns alternate."""
+
+    router: Tensor  # [E, hidden]
+    router_bias: Tensor  # [E]
+    gate_up: Tensor  # [E, hidden, 2 * intermediate]
+    gate_up_bias: Tensor  # [E, 2 * intermediate]
+    down: Tensor  # [E, intermediate, hidden]
+    down_bias: Tensor  # [E, hidden]
+    top_k: int  # experts of a token
+    alpha: float  # gain of the sigmoid
+    limit: float  # clamp of gate (above) and up (both sides)
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer; matrices [out, in]. Biases and head norms are None where the family has none."""
+    """One decoder layer; matrices [out, in]. Biases, head norms and sinks are None where the family has none."""
 
     input_norm: Tensor  # [hidden]
     q: Tensor  # [H * D, hidden]
@@ -34,11 +58,12 @@ class LayerWeights:
     v: Tensor  # [G * D, hidden]
     biases: tuple[Tensor, Tensor, Tensor] | None  # of q, k, v
     head_norms: tuple[Tensor, Tensor] | None  # of q, k  # [D]
+    sinks: Tensor | None  # [H]
     o: Tensor  # [hidden, H * D]
+    o_bias: Tensor | None  # [hidden]
     post_norm: Tensor  # [hidden]
-    gate: Tensor  # [intermediate, hidden]
-    up: Tensor  # [intermediate, hidden]
-    down: Tensor  # [hidden, intermediate]
+    mlp: GatedWeights | ExpertWeights
+    windowed: bool  # sees the last `DecodeWeights.window` tokens alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +77,16 @@ class DecodeWeights:
     head_size: int  # D
     scale: float  # of the attention scores
     eps: float
+    window: int  # tokens that a windowed layer sees; 0 where there is none
+    late_norms: bool  # RMSNorm rounds once, after its weight, instead of before it as well
 
     def tensors(self) -> list[Tensor]:
         parts: list[Tensor | None] = [self.embedding, self.norm, self.head]
         for layer in self.layers:
-            parts += [layer.input_norm, layer.q, layer.k, layer.v, layer.o, layer.post_norm, layer.gate, layer.up]
-            parts += [layer.down, *(layer.biases or ()), *(layer.head_norms or ())]
+            parts += [layer.input_norm, layer.q, layer.k, layer.v, layer.sinks, layer.o, layer.o_bias, layer.post_norm]
+            parts += [*(layer.biases or ()), *(layer.head_norms or ())]
+            of_mlp = [getattr(layer.mlp, field.name) for field in fields(layer.mlp)]
+            parts += [part for part in of_mlp if isinstance(part, Tensor)]
         return [part for part in parts if part is not None]
 
     def addresses(self) -> tuple[int, ...]:
@@ -77,6 +106,8 @@ def decode_weights(model: Any) -> DecodeWeights:
         layers=layers, embedding=base.embed_tokens.weight.detach(), norm=base.norm.weight.detach(),
         head=head.weight.detach(), heads=config.num_attention_heads, kv_heads=config.num_key_value_heads,
         head_size=attention.head_dim, scale=attention.scaling, eps=config.rms_norm_eps,
+        window=config.sliding_window if any(layer.windowed for layer in layers) else 0,
+        late_norms=config.model_type == "gpt_oss",
     )  # fmt: skip
     size = weights.head_size
     if size < 16 or size & (size - 1):
@@ -95,28 +126,47 @@ def _check_config(config: Any) -> None:
     rope = config.rope_parameters["rope_type"]
     if rope not in STATIC_ROPES:
         raise UnsupportedModel(f"rotary type {rope!r} is none of {', '.join(STATIC_ROPES)}")
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise UnsupportedModel(f"attention layers are {sorted(kinds)}, not all full_attention")
+    others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if others:
+        raise UnsupportedModel(f"attention layers are {sorted(others)}, neither full_attention nor sliding_attention")
 
 
 def _layer(layer: Any, index: int) -> LayerWeights:
-    attention, mlp = layer.self_attn, layer.mlp
+    attention = layer.self_attn
     qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
     has_bias = attention.q_proj.bias is not None
     for name, module in zip(("q_proj", "k_proj", "v_proj"), qkv, strict=True):
         _plain_linear(module, f"layers.{index}.self_attn.{name}", bias=has_bias)
-    for name, module in (("o_proj", attention.o_proj), ("gate_proj", mlp.gate_proj), ("up_proj", mlp.up_proj),
-                         ("down_proj", mlp.down_proj)):  # fmt: skip
-        _plain_linear(module, f"layers.{index}.{name}", bias=False)
+    sinks, o_bias = getattr(attention, "sinks", None), attention.o_proj.bias
+    has_experts = hasattr(layer.mlp, "experts")
+    _plain_linear(attention.o_proj, f"layers.{index}.o_proj", bias=has_experts and o_bias is not None)
     q_norm = getattr(attention, "q_norm", None)
     return LayerWeights(
         input_norm=layer.input_layernorm.weight.detach(),
         q=qkv[0].weight.detach(), k=qkv[1].weight.detach(), v=qkv[2].weight.detach(),
         biases=tuple(module.bias.detach() for module in qkv) if has_bias else None,
         head_norms=None if q_norm is None else (q_norm.weight.detach(), attention.k_norm.weight.detach()),
-        o=attention.o_proj.weight.detach(), post_norm=layer.post_attention_layernorm.weight.detach(),
-        gate=mlp.gate_proj.weight.detach(), up=mlp.up_proj.weight.detach(), down=mlp.down_proj.weight.detach(),
+        sinks=None if sinks is None else sinks.detach(),
+        o=attention.o_proj.weight.detach(), o_bias=None if o_bias is None else o_bias.detach(),
+        post_norm=layer.post_attention_layernorm.weight.detach(),
+        mlp=_experts(layer.mlp) if has_experts else _gated(layer.mlp, index),
+        windowed=getattr(attention, "sliding_window", None) is not None,
+    )  # fmt: skip
+
+
+def _gated(mlp: Any, index: int) -> GatedWeights:
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        _plain_linear(getattr(mlp, name), f"layers.{index}.{name}", bias=False)
+    return GatedWeights(mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach(), mlp.down_proj.weight.detach())
+
+
+def _experts(mlp: Any) -> ExpertWeights:
+    router, experts = mlp.router, mlp.experts
+    return ExpertWeights(
+        router=router.weight.detach(), router_bias=router.bias.detach(),
+        gate_up=experts.gate_up_proj.detach(), gate_up_bias=experts.gate_up_proj_bias.detach(),
+        down=experts.down_proj.detach(), down_bias=experts.down_proj_bias.detach(),
+        top_k=router.top_k, alpha=experts.alpha, limit=experts.limit,
     )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """Attention sinks: a learned score per head that takes part in the softmax and brings no value.
 
-A sink s changes a softmax with log-sum-exp L into one with L' = log(e^L + e^s), and its output O into O' = O e^(L-L').
-So any attention kernel that gives L serves, forward and backward: the stock backward, fed O' and L' instead of its own,
-computes the gradients of q, k and v, and d loss / d s = -sum e^(s-L') (dO . O'), over all queries of the head. Nothing
-of O(T^2) is kept. Dropping sinks in training alone is what made gradients explode elsewhere: probe.py refuses it.
+A sink s turns a softmax with log-sum-exp L into one with L' = log(e^L + e^s), and its output O into O' = O e^(L-L').
+So any attention kernel that gives L serves, forward and backward: the stock backward, fed O' and L' instead of its
+own, computes the gradients of q, k and v, and d loss / d s = -sum e^(s-L') (dO . O') over all queries of the head.
+Nothing of O(T^2) is kept. Dropping sinks in training alone makes gradients explode: `modeling.probe` refuses it.
 """
 
 from __future__ import annotations

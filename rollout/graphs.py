@@ -169,7 +169,10 @@ def rotary_table(model: PreTrainedModel, context_length: int, dtype: torch.dtype
     positions = torch.arange(context_length, device=device)[None]
     rotary: Any = model.base_model.rotary_emb
     cos, sin = rotary(torch.empty(0, dtype=dtype, device=device), positions)
-    return cos[0].contiguous(), sin[0].contiguous()
+    # GPT-OSS's gives one column for both halves of a head.
+    attention: Any = model.base_model.layers[0].self_attn  # type: ignore[index, union-attr]
+    halves = attention.head_dim // cos.shape[-1]
+    return cos[0].repeat(1, halves), sin[0].repeat(1, halves)
 
 
 def _pinned(*shape: int) -> Tensor:

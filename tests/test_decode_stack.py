@@ -5,14 +5,16 @@ import torch
 
 from tests.interpreted import DEVICE
 
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config  # isort: skip
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen2Config, Qwen3Config  # isort: skip
 
 from modeling.decode_stack import DecodeStack  # isort: skip
 from modeling.decode_tiles import AttentionTiles  # isort: skip
 from modeling.fused import decode_weights  # isort: skip
+from rollout.graphs import rotary_table  # isort: skip
 
 PAGE = 16
-FAMILIES = {"qwen3": Qwen3Config, "llama": LlamaConfig, "qwen2": Qwen2Config}
+FAMILIES = {"qwen3": Qwen3Config, "llama": LlamaConfig, "qwen2": Qwen2Config, "gpt_oss": GptOssConfig}
+MIXTURE = {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 6, "swiglu_limit": 0.4}
 
 
 def tiny(family: str, heads: int = 4, kv_heads: int = 2, tie: bool = True):
@@ -20,11 +22,14 @@ def tiny(family: str, heads: int = 4, kv_heads: int = 2, tie: bool = True):
     config = FAMILIES[family](
         vocab_size=97, hidden_size=64, intermediate_size=72, num_hidden_layers=2, num_attention_heads=heads,
         num_key_value_heads=kv_heads, head_dim=16, tie_word_embeddings=tie, max_position_embeddings=512,
+        **(MIXTURE if family == "gpt_oss" else {}),
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(DEVICE).eval()
     for name, parameter in model.named_parameters():  # norms and biases of ones and zeros would hide mistakes
-        if parameter.dim() == 1:
+        if parameter.dim() == 1 or name.endswith("_bias"):
             torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.3)
+        elif "experts" in name or "router" in name:  # otherwise too small for clamps and choices to matter
+            torch.nn.init.normal_(parameter, 0.0, 0.3)
     return model
 
 
@@ -35,9 +40,8 @@ def stack_for(model, rows: int, slots: int, pages: int, context: int) -> DecodeS
     )
     table = torch.zeros(slots, context // PAGE, dtype=torch.int32, device=DEVICE)
     last = torch.zeros(slots, dtype=torch.int32, device=DEVICE)
-    positions = torch.arange(context, device=DEVICE)[None]
-    cos, sin = model.model.rotary_emb(model.model.embed_tokens.weight, positions)
-    stack = DecodeStack(weights, kv, table, last, (cos[0], sin[0]), rows, overlap=False)
+    rotary = rotary_table(model, context, torch.float32)
+    stack = DecodeStack(weights, kv, table, last, rotary, rows, overlap=False)
     stack.attention_override = AttentionTiles(bn=32, warps=2, stages=3, target=4, prefetch=0)  # few idle programs
     return stack
 
@@ -59,7 +63,8 @@ def decode(stack: DecodeStack, lines: list[list[int]], pages: list[list[int]]) -
 
 
 @pytest.mark.parametrize(
-    ("family", "heads", "kv_heads"), [("qwen3", 4, 2), ("llama", 4, 4), ("qwen2", 8, 1), ("qwen3", 2, 1)]
+    ("family", "heads", "kv_heads"),
+    [("qwen3", 4, 2), ("llama", 4, 4), ("qwen2", 8, 1), ("qwen3", 2, 1), ("gpt_oss", 8, 2)],
 )
 def test_decoding_token_by_token_equals_the_full_forward_of_the_modules(family, heads, kv_heads):
     model = tiny(family, heads, kv_heads)

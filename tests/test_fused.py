@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from modeling.fused import UnsupportedModel, check_addresses, decode_weights
 
@@ -18,14 +18,17 @@ def build(config, dtype=torch.float32):
     return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
-@pytest.mark.parametrize("config", [Qwen3Config, Qwen2Config, LlamaConfig])
+@pytest.mark.parametrize("config", [Qwen3Config, Qwen2Config, LlamaConfig, GptOssConfig])
 def test_the_weights_are_the_parameters_themselves(config):
     model = build(config(**SHAPE, tie_word_embeddings=False))
     weights = decode_weights(model)
     parameters = {parameter.data_ptr() for parameter in model.parameters()}
     assert set(weights.addresses()) == parameters, "all of them, and nothing copied"
-    assert (weights.layers[0].biases is not None) == (config is Qwen2Config)
-    assert (weights.layers[0].head_norms is not None) == (config is Qwen3Config)
+    layer = weights.layers[0]
+    assert (layer.biases is not None) == (config in (Qwen2Config, GptOssConfig))
+    assert (layer.head_norms is not None) == (config is Qwen3Config)
+    assert (layer.sinks is not None) == (layer.o_bias is not None) == layer.windowed == (config is GptOssConfig)
+    assert not weights.layers[1].windowed
 
 
 def test_a_tied_head_is_the_embedding():
@@ -40,7 +43,7 @@ def test_a_tied_head_is_the_embedding():
         (LlamaConfig(**SHAPE, attention_bias=True), "o_proj has a bias"),
         (Qwen3Config(**{**SHAPE, "head_dim": 24}), "head size 24"),
         (Qwen3Config(**SHAPE, hidden_act="gelu"), "activation 'gelu'"),
-        (Qwen3Config(**SHAPE, use_sliding_window=True, sliding_window=8, max_window_layers=1), "sliding_attention"),
+        (Qwen3Config(**SHAPE, layer_types=["full_attention", "chunked_attention"]), "chunked_attention"),
         (
             Qwen3Config(**SHAPE, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
             "rotary type 'dynamic'",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from modeling.attention import IMPLEMENTATION
+from modeling.experts import IMPLEMENTATION as EXPERTS
 from rollout.cache import PagedCache
 from rollout.decoder import LAST_DRAW, EagerDecoder
 from rollout.noise import row_key
@@ -18,7 +19,8 @@ from modeling.decode_stack import KEY0, KEY1, PAGE, POSITION, SLOT, TOKEN  # iso
 from rollout.graphs import GraphDecoder, _fill, _order, ladder  # isort: skip
 
 gpu = pytest.mark.skipif(DEVICE == "cpu", reason="captured graphs need a CUDA device")
-FAMILIES = {"qwen3": Qwen3Config, "llama": LlamaConfig, "qwen2": Qwen2Config}
+FAMILIES = {"qwen3": Qwen3Config, "llama": LlamaConfig, "qwen2": Qwen2Config, "gpt_oss": GptOssConfig}
+MIXTURE = {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 24}
 PAGE_SIZE, CONTEXT, VOCABULARY = 16, 256, 311
 
 
@@ -27,8 +29,11 @@ def make(family: str, dtype: torch.dtype = torch.float32):
     config = FAMILIES[family](
         vocab_size=VOCABULARY, hidden_size=128, intermediate_size=192, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, tie_word_embeddings=family == "qwen3", max_position_embeddings=512,
+        **(MIXTURE if family == "gpt_oss" else {}),
     )  # fmt: skip
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        config, attn_implementation=IMPLEMENTATION, experts_implementation=EXPERTS, dtype=torch.float32
+    )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.15 if parameter.ndim > 1 else 0.3, mean=float(parameter.ndim == 1))
     model = model.to(DEVICE, dtype).eval()
