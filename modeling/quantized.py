@@ -1,4 +1,4 @@
-"""Checkpoints with packed 4-bit weights: GPT-OSS's mxfp4 is unpacked to the training dtype on loading, the rest refused.
+"""Checkpoints with packed weights: GPT-OSS's mxfp4 is unpacked to the training dtype on loading, others are refused.
 
 A packed weight has no gradient. Unpacked, the model is saved as any other, without the quantization entry that would
 make a reader expect packed weights.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import Mxfp4Config, PretrainedConfig
+from transformers import PretrainedConfig
+from transformers.utils.quantization_config import Mxfp4Config
 
 
 def check_quantization(shape: PretrainedConfig) -> None:

@@ -1,8 +1,8 @@
 """The tiny GPT-OSS's tokenizer and the tiny task in harmony markup: siblings of `tiny_tokenizer` and `tiny_task.QWEN`.
 
 Control tokens bear harmony's names, all special as in the real tokenizer. The system and developer messages that
-`rollout.harmony_prompt` writes with its defaults and the Python tool's schema are one token each, so a prompt takes
-about 30; another effort or date costs bytes.
+`rollout.harmony_prompt` writes with the default date and the Python tool's schema are one token each, so a prompt
+takes 27; another date costs bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from rollout.chat_harmony import DEFAULT_DATE, DEFAULT_EFFORT
+from rollout.chat_harmony import DEFAULT_DATE
 from rollout.harmony_prompt import developer_text, system_text
 from scripts.tiny_task import Dialect
 from scripts.tiny_tokenizer import MAX_LENGTH, TOOL_SCHEMA, build_backend
@@ -20,6 +20,8 @@ CONTROLS = (
     "<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>",
     "<|message|>", "<|call|>",
 )  # fmt: skip
+
+EFFORTS = ("low", "medium", "high")
 
 _NEXT = "<|end|><|start|>assistant"
 HARMONY = Dialect(
@@ -48,8 +50,8 @@ _TASK_PHRASES = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    system = system_text(DEFAULT_EFFORT, DEFAULT_DATE, with_tools=True)
-    known = {"system", system, "developer", developer_text("", [TOOL_SCHEMA]), *_TASK_PHRASES}
+    systems = {system_text(effort, DEFAULT_DATE, tools) for effort in EFFORTS for tools in (True, False)}
+    known = {"system", *systems, "developer", developer_text("", [TOOL_SCHEMA]), *_TASK_PHRASES}
     controls = [AddedToken(name, special=True, normalized=False) for name in CONTROLS]
     backend = build_backend(controls, sorted(known, key=lambda phrase: (-len(phrase), phrase)))
     return PreTrainedTokenizerFast(

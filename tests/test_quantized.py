@@ -93,6 +93,6 @@ def test_random_weights_of_a_packed_checkpoints_shape_are_saved_without_the_entr
 
 
 def test_other_packings_are_refused_with_the_mend():
-    with pytest.raises(ValueError, match="packed by gptq.*unquantized"):
+    with pytest.raises(ValueError, match=r"packed by gptq.*unquantized"):
         check_quantization(Qwen3Config(quantization_config={"quant_method": "gptq", "bits": 4}))
     check_quantization(Qwen3Config())
