@@ -34,6 +34,7 @@ from config import Config, ModelConfig
 from modeling import attention, experts
 from modeling.attention import NO_MASK, training_rows
 from modeling.logprob import TokenLogprobs, token_logprobs
+from modeling.probe import check_attention
 from modeling.quantized import forget_quantization, loading_options
 from modeling.shapes import shape_source
 from reference import Reference
@@ -122,9 +123,13 @@ class Policy:
     """One per process. Everything that DeepSpeed does happens behind these methods."""
 
     def __init__(self, config: Config, device: torch.device):
-        """Builds the model and the engine; `init_distributed` must have run."""
+        """Builds the model and the engine; `init_distributed` must have run.
+
+        Raises ConfigError where model.attn_implementation computes another attention than the model's own.
+        """
         self.config, self.device = config, device
         self.model = build_model(config.model, config.train.seed, device)
+        check_attention(self.model, config.model.attn_implementation)
         if config.lora.rank:
             lora.add_adapters(self.model, config.lora, config.train.seed)
         if config.model.gradient_checkpointing:

@@ -30,7 +30,7 @@ from config import Config, parse_config
 from minibatch import plan_updates
 from modeling.logprob import token_logprobs
 from modeling.shapes import SHIPPED
-from policy import Policy, init_distributed
+from policy import Policy, TokenLogprobModule, build_model, init_distributed
 from rollout.records import RolloutRecord, Scored, StopReason, Turn
 from update import update
 
@@ -75,18 +75,16 @@ def train(policy: Policy, batches: Any, config: Config, steps: int) -> dict[str,
     return {"seconds": seconds, "grad_norms": norms, "losses": losses}
 
 
-def against_eager(policy: Policy, batch: Any) -> dict[str, Any]:
-    """The policy's log-probs [M] and parameter gradients, and the same with Hugging Face's eager code, row by row."""
-    batch = batch.to(policy.device)
-    model = policy.model
+def against_eager(model: Any, batch: Any) -> dict[str, Any]:
+    """Our log-probs [M] and parameter gradients, and the same with Hugging Face's eager code, row by row."""
+    batch = batch.to(model.device)
 
     def gradients(logprobs: torch.Tensor) -> dict[str, torch.Tensor]:
         model.zero_grad()
         (logprobs * batch.advantages).sum().backward()
         return {n: p.grad.float().cpu() for n, p in model.named_parameters() if p.grad is not None}
 
-    module = policy._engine.module
-    ours = module(batch).logprobs
+    ours = TokenLogprobModule(model, "auto", 1.0)(batch).logprobs
     our_gradients = gradients(ours)
     model.set_attn_implementation("eager")
     model.set_experts_implementation("eager")
@@ -123,16 +121,18 @@ def main() -> None:
             "model": {"path": shape_of(options.layers, folder), "random_weights": True}, "data": {"path": "none"},
             "lora": {"rank": options.lora_rank}, "train": {"max_tokens_per_micro_batch": tokens},
         })  # fmt: skip
-        policy = Policy(config, device)
-    scored = scored_rows(options.rows, policy.model.config.vocab_size)
-    batches = [one[0] for one in plan_updates(scored, config, 1)]
-    trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
-    result = against_eager(policy, batches[0][0]) if options.against_eager else train(
-        policy, batches, config, options.steps
-    )  # fmt: skip
+        started = time.perf_counter()
+        # Without DeepSpeed for the comparison: ZeRO takes gradients away as they come.
+        policy = None if options.against_eager else Policy(config, device)
+        model = policy.model if policy else build_model(config.model, config.train.seed, device)
+    torch.cuda.synchronize()
+    print(f"{options.layers} layers: built in {time.perf_counter() - started:.1f} s", flush=True)
+    batches = [one[0] for one in plan_updates(scored_rows(options.rows, model.config.vocab_size), config, 1)]
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    result = train(policy, batches, config, options.steps) if policy else against_eager(model, batches[0][0])
     print(json.dumps({
         "benchmark": "gpt_oss", "layers": options.layers, "rows": options.rows, "lora_rank": options.lora_rank,
-        "parameters": sum(p.numel() for p in policy.model.parameters()), "trained": trained, **result,
+        "parameters": sum(p.numel() for p in model.parameters()), "trained": trained, **result,
         "peak_allocated_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2),
         "peak_reserved_gb": round(torch.cuda.max_memory_reserved() / 1e9, 2), **describe(device),
     }))  # fmt: skip

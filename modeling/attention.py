@@ -80,7 +80,8 @@ AttentionInterface.register(IMPLEMENTATION, packed_attention)
 
 def check_supported(config: PretrainedConfig) -> None:
     """Raises ValueError for a model whose attention this module would compute wrongly."""
-    others = [kind for kind in getattr(config, "layer_types", None) or () if kind not in NO_MASK]
+    kinds = {"full_attention"} | ({"sliding_attention"} if config.model_type in WITH_WINDOWS else set())
+    others = [kind for kind in getattr(config, "layer_types", None) or () if kind not in kinds]
     if others:
         raise ValueError(f"model type {config.model_type}: layers of type {others[0]!r} are not supported yet")
     if config.model_type not in SUPPORTED_FAMILIES:
@@ -94,6 +95,7 @@ def round_up(value: int, multiple: int) -> int:
 
 
 SUPPORTED_FAMILIES = {"qwen3", "qwen2", "llama", "gpt_oss"}
+WITH_WINDOWS = {"gpt_oss"}
 
 
 def sdpa_softmax(

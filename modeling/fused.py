@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-FAMILIES = ("qwen3", "qwen2", "llama", "gpt_oss")
+FAMILIES = ("qwen3", "qwen2", "llama")  # dense
+MIXTURES = ("gpt_oss",)
 # Rotary tables that depend on the position alone; "dynamic" and "longrope" change with the length of the batch.
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")
 
@@ -119,16 +120,18 @@ def decode_weights(model: Any) -> DecodeWeights:
 
 
 def _check_config(config: Any) -> None:
-    if config.model_type not in FAMILIES:
-        raise UnsupportedModel(f"model type {config.model_type!r} is none of {', '.join(FAMILIES)}")
+    families = (*FAMILIES, *MIXTURES)
+    if config.model_type not in families:
+        raise UnsupportedModel(f"model type {config.model_type!r} is none of {', '.join(families)}")
     if config.hidden_act != "silu":
         raise UnsupportedModel(f"activation {config.hidden_act!r} is not silu")
     rope = config.rope_parameters["rope_type"]
     if rope not in STATIC_ROPES:
         raise UnsupportedModel(f"rotary type {rope!r} is none of {', '.join(STATIC_ROPES)}")
-    others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    kinds = {"full_attention"} | ({"sliding_attention"} if config.model_type in MIXTURES else set())
+    others = set(getattr(config, "layer_types", None) or ()) - kinds
     if others:
-        raise UnsupportedModel(f"attention layers are {sorted(others)}, neither full_attention nor sliding_attention")
+        raise UnsupportedModel(f"attention layers are {sorted(others)}, none of {', '.join(sorted(kinds))}")
 
 
 def _layer(layer: Any, index: int) -> LayerWeights:

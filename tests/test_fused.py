@@ -43,7 +43,7 @@ def test_a_tied_head_is_the_embedding():
         (LlamaConfig(**SHAPE, attention_bias=True), "o_proj has a bias"),
         (Qwen3Config(**{**SHAPE, "head_dim": 24}), "head size 24"),
         (Qwen3Config(**SHAPE, hidden_act="gelu"), "activation 'gelu'"),
-        (Qwen3Config(**SHAPE, layer_types=["full_attention", "chunked_attention"]), "chunked_attention"),
+        (Qwen3Config(**SHAPE, use_sliding_window=True, sliding_window=8, max_window_layers=1), "sliding_attention"),
         (
             Qwen3Config(**SHAPE, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
             "rotary type 'dynamic'",
