@@ -73,6 +73,7 @@ def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any,
         forced_tokens=config.rollout.forced_tokens if decoder.pipelined else 0,
         deterministic=config.rollout.deterministic,
         progress=progress,
+        routes=None if cache.routes is None else cache.routes_of,
     )
 
 

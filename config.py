@@ -30,6 +30,7 @@ class ModelConfig:
     # auto: SDPA per row on CPU, torch's varlen kernel on CUDA; eager: the plain softmax, exact across both phases
     attn_implementation: Literal["auto", "eager"] = "auto"
     gradient_checkpointing: bool = True
+    router_replay: bool = False  # mixtures of experts: the update takes the experts that sampling took
     random_weights: bool = False  # the true shape from config.json alone, seeded by train.seed
     enable_thinking: bool = True  # hybrid templates: False appends the empty think block to every assistant header
     reasoning_effort: Literal["low", "medium", "high"] | None = None  # GPT-OSS's prompt; null: medium

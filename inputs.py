@@ -134,6 +134,10 @@ def check_model(config: Config) -> Any:
         check_quantization(shape)
     except ValueError as error:
         raise ConfigError("model.path", config.model.path, str(error)) from error
+    if config.model.router_replay and not getattr(shape, "num_local_experts", 0):
+        raise ConfigError(
+            "model.router_replay", True, f"{shape.model_type} has no experts whose choice could be replayed; set false"
+        )
     if config.rollout.context_length > shape.max_position_embeddings:
         raise ConfigError(
             "rollout.context_length", config.rollout.context_length,

@@ -14,9 +14,9 @@ import logging
 import os
 import random
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidiactl") else "cpu")
 
@@ -25,37 +25,23 @@ import numpy
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 import lora
 from config import Config, ModelConfig
 from modeling import attention, experts
-from modeling.attention import NO_MASK, training_rows
-from modeling.logprob import TokenLogprobs, token_logprobs
+from modeling.logprob import TokenLogprobs
+from modeling.packed_model import PackedBatch, TokenLogprobModule
 from modeling.probe import check_attention
 from modeling.quantized import forget_quantization, loading_options
+from modeling.routing import watch
 from modeling.shapes import shape_source
 from reference import Reference
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
 transformers_logging.disable_progress_bar()
-
-
-class PackedBatch(Protocol):
-    """The fields of `data.ResponseTokenBatch` that a forward needs. N tokens, M of them predict a target."""
-
-    @property
-    def input_ids(self) -> Tensor: ...  # [1, N]
-    @property
-    def position_ids(self) -> Tensor: ...  # [1, N]
-    @property
-    def lengths(self) -> Sequence[int]: ...  # of the rows; they sum to N
-    @property
-    def predictors(self) -> Tensor: ...  # [M]
-    @property
-    def targets(self) -> Tensor: ...  # [M]
 
 
 def init_distributed(device: torch.device) -> None:
@@ -84,39 +70,23 @@ def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrai
     dtype = getattr(torch, config.dtype)
     ours = {"attn_implementation": attention.IMPLEMENTATION, "experts_implementation": experts.IMPLEMENTATION}
     shape = AutoConfig.from_pretrained(shape_source(config))
-    if not config.random_weights:
+    if config.random_weights:
+        forget_quantization(shape)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+            torch.manual_seed(seed)
+            model = AutoModelForCausalLM.from_config(shape, dtype=dtype, **ours)
+    else:
         ours |= loading_options(shape)
         model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype, **ours)
-        return model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` without its signature
-    forget_quantization(shape)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
-        torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(shape, dtype=dtype, **ours)
+        model = model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` without its signature
+    watch(model)
+    return model
 
 
 def enable_checkpointing(model: PreTrainedModel) -> None:
     """Recomputes each layer in the backward pass; non-reentrant, since a tied head's gradient must arrive once."""
     renamed = getattr(model, "activation_checkpointing_enable", None)  # transformers 5.24's name for it
     (renamed or model.gradient_checkpointing_enable)({"use_reentrant": False})
-
-
-class TokenLogprobModule(nn.Module):
-    """What DeepSpeed wraps: a packed batch in, log-probabilities of its sampled tokens out."""
-
-    def __init__(self, model: PreTrainedModel, implementation: str, temperature: float):
-        super().__init__()
-        self.model = model
-        self._implementation, self._temperature = implementation, temperature
-
-    def forward(self, batch: PackedBatch) -> TokenLogprobs:
-        like = cast(Tensor, self.model.get_input_embeddings().weight)
-        rows = training_rows(batch.lengths, self._implementation, like)
-        hidden = self.model.base_model(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=NO_MASK, use_cache=False,
-            rows=rows,
-        ).last_hidden_state[0]  # [N, H]  # fmt: skip
-        head = self.model.get_output_embeddings().weight
-        return token_logprobs(hidden[batch.predictors], head, batch.targets, self._temperature)
 
 
 class Policy:
@@ -134,7 +104,9 @@ class Policy:
             lora.add_adapters(self.model, config.lora, config.train.seed)
         if config.model.gradient_checkpointing:
             enable_checkpointing(self.model)
-        module = TokenLogprobModule(self.model, config.model.attn_implementation, config.rollout.temperature)
+        module = TokenLogprobModule(
+            self.model, config.model.attn_implementation, config.rollout.temperature, config.model.router_replay
+        )
         self.world_size = dist.get_world_size()
         self._reference = build_reference(config, device)
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here what its logger would not

@@ -53,6 +53,8 @@ class OneUpdate:
     importance_mean: float  # of the importance weights; 1 where they are off
     importance_cut: float  # share of tokens whose weight was truncated or masked
     kl: float  # mean estimate of KL(policy || reference), 0 without a reference
+    flips: float  # share of (token, layer) whose experts are not those of sampling; 0 in a dense model
+    flipped_tokens: float  # share of tokens with at least one such layer
     gap: GapFigures  # this update's weights against the sampling log-probabilities
 
     @property
@@ -80,6 +82,8 @@ class UpdateStats:
             row |= {name: self._token_mean(name) for name in ("importance_mean", "importance_cut")}
         if loss.kl_coef > 0:
             row["kl"] = self._token_mean("kl")
+        if any(u.flipped_tokens for u in self.updates):
+            row |= {f"router_{name}": self._token_mean(name) for name in ("flips", "flipped_tokens")}
         row["bad_updates"] = sum(u.is_bad for u in self.updates)
         row |= {f"mismatch_{name}": value for name, value in dataclasses.asdict(self.mismatch).items()}
         if self.stale:
@@ -175,6 +179,7 @@ def batch_loss(
         importance=corrected.weights,
         importance_cut=corrected.cut,
         kl=kl.detach(),
+        flips=torch.zeros_like(old) if out.flips is None else out.flips,
         trained=batch.weights > 0,
     )
     return (batch.weights * values).sum(), columns
@@ -192,6 +197,8 @@ def _summary(loss: float, grad_norm: float, tokens: TokenColumns) -> OneUpdate:
         importance_mean=tokens.importance.mean().item(),
         importance_cut=tokens.importance_cut.mean().item(),
         kl=tokens.kl.mean().item(),
+        flips=tokens.flips.mean().item(),
+        flipped_tokens=(tokens.flips > 0).double().mean().item(),
         gap=gap_figures(tokens.gap, tokens.turns, tokens.since_tool),
     )
 

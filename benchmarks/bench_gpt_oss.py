@@ -29,8 +29,9 @@ from benchmarks.machine import describe
 from config import Config, parse_config
 from minibatch import plan_updates
 from modeling.logprob import token_logprobs
+from modeling.packed_model import TokenLogprobModule
 from modeling.shapes import SHIPPED
-from policy import Policy, TokenLogprobModule, build_model, init_distributed
+from policy import Policy, build_model, init_distributed
 from rollout.records import RolloutRecord, Scored, StopReason, Turn
 from update import update
 

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, PretrainedConfig
 
+from modeling.routing import Recorded, Recorder
 from modeling.sinks import PackedSinkAttention, PaddedSinkAttention, window_sizes
 
 IMPLEMENTATION = "packed_rows"
@@ -51,6 +52,8 @@ PLAIN = Extras()
 class Rows(Protocol):
     """What `packed_attention` needs to know about a batch."""
 
+    routes: Recorder | Recorded | None  # what becomes of its tokens' experts (`modeling.routing`)
+
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, extras: Extras = PLAIN
     ) -> Tensor:
@@ -72,6 +75,9 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Hugging Face's attention interface; returns ([1, N, H, D], no weights)."""
     layer: int = module.layer_idx  # type: ignore[assignment]
+    link = getattr(module, "link", None)
+    if link is not None:
+        link.routes = rows.routes
     return rows.attend(layer, query[0], key[0], value[0], scaling, Extras(sliding_window, s_aux))[None], None
 
 
@@ -148,6 +154,8 @@ def training_rows(lengths: Sequence[int], implementation: str, like: Tensor) -> 
 class FlashTrainingRows:
     """Causal attention within each row of a packed line, without padding: torch's own variable-length kernel."""
 
+    routes: Recorder | Recorded | None = None
+
     def __init__(self, lengths: Sequence[int], device: torch.device):
         self._longest = max(lengths)
         ends = torch.tensor([0, *lengths]).cumsum(0)
@@ -170,6 +178,8 @@ class FlashTrainingRows:
 
 class TrainingRows:
     """Causal attention within each row of a packed line: rows are padded for the softmax alone."""
+
+    routes: Recorder | Recorded | None = None
 
     def __init__(self, lengths: Sequence[int], softmax: Softmax, device: torch.device | str = "cpu"):
         """lengths: tokens of each row; they sum to N."""

@@ -25,10 +25,14 @@ from modeling.overlap import begin
 
 @triton.jit
 def route_kernel(
-    x_ptr, w_ptr, bias_ptr, ids_ptr, shares_ptr, E, K,
-    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, w_ptr, bias_ptr, ids_ptr, shares_ptr, routes_ptr, positions_ptr, slots_ptr, table_ptr, stride_table, E, K,
+    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BK: tl.constexpr, P: tl.constexpr, RECORD: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """The experts of each row and their shares.  grid (rows,); x [rows, K], w [E, K]; ids, shares [rows, TOP_K]"""
+    """The experts of each row and their shares.  grid (rows,); x [rows, K], w [E, K]; ids, shares [rows, TOP_K]
+
+    RECORD: also write the experts to the new token's place in routes [pages, P, TOP_K] uint8
+    """
     row = tl.program_id(0)
     expert = tl.arange(0, EXPERTS)
     dtype = x_ptr.dtype.element_ty
@@ -52,6 +56,11 @@ def route_kernel(
     share = (weight / tl.sum(weight, axis=0)).to(dtype)
     tl.store(ids_ptr + row * TOP_K + chosen, expert, mask=chosen >= 0)
     tl.store(shares_ptr + row * TOP_K + chosen, share, mask=chosen >= 0)
+    if RECORD:
+        position, slot = tl.load(positions_ptr + row), tl.load(slots_ptr + row)
+        page = tl.load(table_ptr + slot.to(tl.int64) * stride_table + position // P).to(tl.int64)
+        at = routes_ptr + (page * P + position % P) * TOP_K + chosen
+        tl.store(at, expert.to(tl.uint8), mask=chosen >= 0)
 
 
 @triton.jit
@@ -154,8 +163,12 @@ def experts_down_kernel(
 class ExpertStage:
     """Buffers for up to `max_rows` rows, and the launches of one layer's mixture."""
 
-    def __init__(self, weights: ExpertWeights, max_rows: int, overlap: bool):
-        """weights: any layer's; all have one shape."""
+    def __init__(
+        self, weights: ExpertWeights, max_rows: int, overlap: bool, positions: Tensor, slots: Tensor, table: Tensor,
+        page_size: int,
+    ):  # fmt: skip
+        """weights: any layer's; all have one shape. positions, slots [max_rows], table: see `DecodeStack`."""
+        self._positions, self._slots, self._table, self._page_size = positions, slots, table, page_size
         experts, inner, hidden = weights.down.shape
         like = weights.down
         self._experts, self._inner, self._hidden, self._overlap = experts, inner, hidden, overlap
@@ -167,10 +180,13 @@ class ExpertStage:
         self._counts = torch.zeros(experts, dtype=torch.int32, device=like.device)
         self._gated = torch.zeros(self._stride, inner, dtype=like.dtype, device=like.device)
 
-    def launch(self, rows: int, w: ExpertWeights, x: Tensor, parts: Tensor) -> int:
-        """x [rows, hidden] -> parts [top_k, rows, hidden] fp32; returns top_k."""
+    def launch(self, rows: int, w: ExpertWeights, x: Tensor, parts: Tensor, routes: Tensor | None) -> int:
+        """x [rows, hidden] -> parts [top_k, rows, hidden] fp32; returns top_k.
+
+        routes: where the layer's choices are written, beside its keys  # [pages, page_size, top_k] uint8
+        """
         t = self.override or expert_tiles(rows * w.top_k / self._experts, x.element_size())
-        self._choose(rows, w, x)
+        self._choose(rows, w, x, routes)
         common = {
             "TOP_K": w.top_k, "BM": t.bm, "BN": t.bn, "BK": t.bk, "STAGES": t.stages, "PDL": self._overlap,
             "num_warps": t.warps, "launch_pdl": self._overlap,
@@ -187,13 +203,14 @@ class ExpertStage:
         )  # fmt: skip
         return w.top_k
 
-    def _choose(self, rows: int, w: ExpertWeights, x: Tensor) -> None:
+    def _choose(self, rows: int, w: ExpertWeights, x: Tensor, routes: Tensor | None) -> None:
         """The experts of each row, and the rows of each expert."""
         route_kernel[(rows,)](
-            x, w.router, w.router_bias, self.ids, self._shares, self._experts, self._hidden,
+            x, w.router, w.router_bias, self.ids, self._shares, self.ids if routes is None else routes,
+            self._positions, self._slots, self._table, self._table.stride(0), self._experts, self._hidden,
             EXPERTS=triton.next_power_of_2(self._experts), TOP_K=w.top_k,
-            BK=min(512, triton.next_power_of_2(self._hidden)), PDL=self._overlap, num_warps=8,
-            launch_pdl=self._overlap,
+            BK=min(512, triton.next_power_of_2(self._hidden)), P=self._page_size, RECORD=routes is not None,
+            PDL=self._overlap, num_warps=8, launch_pdl=self._overlap,
         )  # fmt: skip
         list_kernel[(self._experts,)](
             self.ids, self._pairs, self._counts, rows * w.top_k, self._stride,

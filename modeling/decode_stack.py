@@ -77,8 +77,9 @@ class DecodeStack:
 
     def __init__(
         self, weights: DecodeWeights, kv: Tensor, table: Tensor, last: Tensor, rotary: tuple[Tensor, Tensor],
-        max_rows: int, *, overlap: bool,
+        max_rows: int, *, overlap: bool, routes: Tensor | None = None,
     ):  # fmt: skip
+        """routes: where each token's experts are written, beside its keys  # [L, num_pages, page_size, k] uint8"""
         self.weights, self.kv, self.table, self.last, self.rotary = weights, kv, table, last, rotary
         self.overlap = overlap  # programmatic dependent launch: Hopper and later
         self.dtype, self.device = kv.dtype, kv.device
@@ -91,11 +92,14 @@ class DecodeStack:
         self.rows = math.ceil(max_rows / rows_tile(max_rows)) * rows_tile(max_rows)
         self.override: dict[str, Tiles] = {}  # by kind; benchmarks try others than the rule's
         self.attention_override: AttentionTiles | None = None
-        mlp = weights.layers[0].mlp
-        self.experts = ExpertStage(mlp, max_rows, overlap) if isinstance(mlp, ExpertWeights) else None
+        self.routes, mlp = routes, weights.layers[0].mlp
         self.inner = mlp.gate.shape[0] if isinstance(mlp, GatedWeights) else 0
         self.items = triton.next_power_of_2(max_rows + math.ceil(MOST_PROGRAMS / weights.kv_heads))
         self._allocate(max_rows)
+        self.experts: ExpertStage | None = None
+        if isinstance(mlp, ExpertWeights):
+            step = self.step
+            self.experts = ExpertStage(mlp, max_rows, overlap, step[POSITION], step[SLOT], table, self.page_size)
 
     def _allocate(self, max_rows: int) -> None:
         w = self.weights
@@ -137,7 +141,7 @@ class DecodeStack:
             splits = self._product("qkv", rows, self.normed, (layer.q, layer.k, layer.v), math.gcd(wide, narrow))
             self._attend(rows, index, layer, splits)
             self._join(rows, self._product("o", rows, self.attended, (layer.o,)), layer.post_norm, layer.o_bias)
-            self._join(rows, self._mlp(rows, layer.mlp), after)
+            self._join(rows, self._mlp(rows, index, layer.mlp), after)
 
     def _open(self, rows: int) -> None:
         t = self.attention_tiles(rows)
@@ -190,13 +194,14 @@ class DecodeStack:
             PREFETCH=t.prefetch, PDL=self.overlap, num_warps=t.warps, launch_pdl=self.overlap,
         )  # fmt: skip
 
-    def _mlp(self, rows: int, mlp: GatedWeights | ExpertWeights) -> int:
+    def _mlp(self, rows: int, index: int, mlp: GatedWeights | ExpertWeights) -> int:
         """Leaves the parts of the MLP's output in `parts`; returns how many."""
         if isinstance(mlp, GatedWeights):
             self._gate(rows, mlp)
             return self._product("down", rows, self.gated, (mlp.down,))
         assert self.experts is not None
-        return self.experts.launch(rows, mlp, self.normed, self.parts)
+        routes = None if self.routes is None else self.routes[index]
+        return self.experts.launch(rows, mlp, self.normed, self.parts, routes)
 
     def _gate(self, rows: int, mlp: GatedWeights) -> None:
         n, k = mlp.gate.shape

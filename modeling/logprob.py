@@ -24,6 +24,7 @@ CHUNK_LOGITS = 1 << 25  # logits held at once: 134 MB in fp32, 220 rows at V = 1
 class TokenLogprobs:
     logprobs: Tensor  # [M] fp32, differentiable
     entropy: Tensor  # [M] fp32 nats, no gradient
+    flips: Tensor | None = None  # [M] share of layers whose experts differ from those of sampling; None: dense
 
 
 def head_logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:

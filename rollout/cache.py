@@ -17,6 +17,7 @@ from transformers import PretrainedConfig
 
 from config import ConfigError, RolloutConfig
 from modeling.attention import KEY_MULTIPLE, MIN_ROWS, PLAIN, Extras, Softmax, round_up, visible
+from modeling.routing import UNKNOWN, Recorder
 
 
 class PagedCache:
@@ -32,6 +33,27 @@ class PagedCache:
         # [L, 2, P, G, page_size, D]; zeros, since masked slots are read and 0 x NaN would be NaN
         shape = (config.num_hidden_layers, 2, num_pages, heads, page_size, width)
         self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        # The experts of each token, beside its keys  # [L, P, page_size, k] uint8; None in a dense model
+        self.routes: Tensor | None = None
+        if getattr(config, "num_local_experts", 0):
+            routes = (config.num_hidden_layers, num_pages, page_size, config.num_experts_per_tok)
+            self.routes = torch.full(routes, UNKNOWN, dtype=torch.uint8, device=device)
+
+    def recorder(self, pages: Tensor, offsets: Tensor) -> Recorder | None:
+        """For new tokens at these places  # [N] each"""
+        return None if self.routes is None else Recorder(self.routes, pages, offsets)
+
+    def routes_of(self, pages: Sequence[int], computed: int, length: int) -> bytes:
+        """The experts of a row's first `length` tokens  # [length, L, k] uint8; UNKNOWN from `computed` on."""
+        if self.routes is None:
+            return b""
+        layers, _, _, top_k = self.routes.shape
+        found = torch.full((length, layers, top_k), UNKNOWN, dtype=torch.uint8)
+        known = min(computed, length)
+        if known:
+            used = torch.tensor(pages[: -(-known // self.page_size)], device=self.routes.device)
+            found[:known] = self.routes[:, used].flatten(1, 2).transpose(0, 1)[:known].cpu()
+        return found.numpy().tobytes()
 
     @staticmethod
     def bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
@@ -70,6 +92,7 @@ class PagedRows:
         self.positions = positions.to(device)
         self._write_pages = table[row_of, positions // page_size].to(device)  # [N]
         self._write_offsets = (positions % page_size).to(device)  # [N]
+        self.routes = cache.recorder(self._write_pages, self._write_offsets)
         buckets = torch.tensor([_bucket(span.length) for span in spans])
         self._groups = []
         for bucket in buckets.unique():

@@ -92,15 +92,16 @@ class RolloutEngine:
         forced_tokens: int = 0,
         deterministic: bool = False,
         progress: Callable[[int, int, int, int], None] | None = None,
+        routes: Callable[[Sequence[int], int, int], bytes] | None = None,
     ):
         """progress: called each step with trajectories that this process has done, those of all processes, tokens
-        sampled, turns whose tool runs."""
+        sampled, turns whose tool runs. routes: `PagedCache.routes_of` of a mixture of experts."""
         self._decoder, self._chat, self._tool = decoder, chat, tool
         self._limits = {
             "decode_rows": decode_rows, "page_size": page_size, "num_pages": num_pages,
             "prefill_tokens": prefill_tokens, "forced_tokens": forced_tokens,
         }  # fmt: skip
-        self._deterministic, self._progress = deterministic, progress
+        self._deterministic, self._progress, self._routes = deterministic, progress, routes
         self.stats = RolloutStats()
 
     def generate(self, request: RolloutRequest, sampling: SamplingConfig) -> list[RolloutRecord]:
@@ -109,6 +110,7 @@ class RolloutEngine:
         self.stats = RolloutStats()
         total = len(request.prompts) * sampling.n_samples_per_prompt
         run = self.run_type(self._chat, self._tool, Scheduler(**self._limits), sampling, request, self.stats)
+        run.routes = self._routes
         flying: _Flight | None = None  # a step that is computed and not read
         while run.take_more() or run.scheduler.num_unfinished:
             run.deliver(wait_for_all=self._deterministic)
@@ -157,6 +159,7 @@ class RolloutRun:
         self._request, self._exhausted = request, False
         self._episodes: dict[int, Episode] = {}  # by order
         self.open_turns: list[OpenTurn] = []  # in order of submission
+        self.routes: Callable[[Sequence[int], int, int], bytes] | None = None
 
     @property
     def num_open_turns(self) -> int:
@@ -279,7 +282,9 @@ class RolloutRun:
         ]
 
     def finish(self, slot: Slot, stop: StopReason) -> None:
-        self.records.append(self._episodes.pop(slot.order).finish(stop))
+        episode = self._episodes.pop(slot.order)
+        routes = self.routes(slot.pages, slot.computed, len(episode.tokens) - 1) if self.routes else b""
+        self.records.append(episode.finish(stop, routes))
         self.scheduler.finish(slot)
 
 

@@ -79,7 +79,9 @@ class GraphDecoder:
         last = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
         overlap = torch.cuda.get_device_capability(device) >= (9, 0)
         rotary = rotary_table(model, context_length, cache.kv.dtype)
-        self._stack = DecodeStack(weights, cache.kv, self._table, last, rotary, max_rows, overlap=overlap)
+        self._stack = DecodeStack(
+            weights, cache.kv, self._table, last, rotary, max_rows, overlap=overlap, routes=cache.routes
+        )
         self._head = HeadSampler(self._stack, max_rows)
         self._sizes = ladder(max_rows)
         self._graphs: dict[tuple[int, float], torch.cuda.CUDAGraph] = {}

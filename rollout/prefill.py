@@ -39,6 +39,7 @@ class FlashRows:
         self.positions = positions.to(device)
         self._all = slots.to(device)
         self._new = slots[new].to(device)
+        self.routes = cache.recorder(self._new // size, self._new % size)
         self._queries = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(device, torch.int32)
         self._keys = torch.nn.functional.pad(ends.cumsum(0), (1, 0)).to(device, torch.int32)
 

@@ -41,7 +41,9 @@ def stack_for(model, rows: int, slots: int, pages: int, context: int) -> DecodeS
     table = torch.zeros(slots, context // PAGE, dtype=torch.int32, device=DEVICE)
     last = torch.zeros(slots, dtype=torch.int32, device=DEVICE)
     rotary = rotary_table(model, context, torch.float32)
-    stack = DecodeStack(weights, kv, table, last, rotary, rows, overlap=False)
+    routes = torch.full((len(weights.layers), pages, PAGE, 3), 255, dtype=torch.uint8, device=DEVICE)
+    mixture = model.config.model_type == "gpt_oss"
+    stack = DecodeStack(weights, kv, table, last, rotary, rows, overlap=False, routes=routes if mixture else None)
     stack.attention_override = AttentionTiles(bn=32, warps=2, stages=3, target=4, prefetch=0)  # few idle programs
     return stack
 
@@ -62,6 +64,18 @@ def decode(stack: DecodeStack, lines: list[list[int]], pages: list[list[int]]) -
     return torch.stack(ends)
 
 
+@torch.no_grad()
+def full_forward(model, line: list[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The last token's final hidden state, and the experts of every token [L, T, k]."""
+    chosen: list[torch.Tensor] = []
+    routers = [layer.mlp.router for layer in model.model.layers if hasattr(layer.mlp, "router")]
+    hooks = [router.register_forward_hook(lambda m, a, out: chosen.append(out[2])) for router in routers]
+    hidden = model.model(torch.tensor([line], device=DEVICE), use_cache=False).last_hidden_state[0, -1]
+    for hook in hooks:
+        hook.remove()
+    return hidden, torch.stack(chosen) if chosen else None
+
+
 @pytest.mark.parametrize(
     ("family", "heads", "kv_heads"),
     [("qwen3", 4, 2), ("llama", 4, 4), ("qwen2", 8, 1), ("qwen3", 2, 1), ("gpt_oss", 8, 2)],
@@ -71,7 +85,9 @@ def test_decoding_token_by_token_equals_the_full_forward_of_the_modules(family, 
     lines = [torch.randint(0, 97, (length,)).tolist() for length in (18, 1)]
     stack = stack_for(model, rows=2, slots=3, pages=8, context=64)
     ends = decode(stack, lines, pages=[[5, 2, 7, 1], [3, 6, 4, 0]])
-    for line, end in zip(lines, ends, strict=True):
-        with torch.no_grad():
-            expected = model.model(torch.tensor([line], device=DEVICE), use_cache=False).last_hidden_state[0, -1]
+    for line, end, own in zip(lines, ends, [[5, 2], [3]], strict=True):
+        expected, chosen = full_forward(model, line)
         torch.testing.assert_close(end, expected, atol=2e-5, rtol=2e-5)
+        if family == "gpt_oss":  # the experts of each token are written beside its key
+            recorded = stack.routes[:, own].flatten(1, 2)[:, : len(line)]
+            assert torch.equal(recorded.sort(-1).values.long(), chosen.sort(-1).values)

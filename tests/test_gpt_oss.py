@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import main as program
 from config import LossConfig, load_config
 from inputs import load_chat, load_tokenizer
-from policy import TokenLogprobModule
+from modeling.packed_model import TokenLogprobModule
 from report.trajectories import read_step
 from tests.builders import record, scored
 from tests.conftest import make_model
