@@ -42,8 +42,8 @@ def _declaration(function: Mapping[str, Any]) -> str:
     for name, field in parameters.get("properties", {}).items():
         if set(field) - {"type", "description"} or field.get("type") not in _TYPES:
             raise ValueError(f"tool {function['name']}: argument {name!r} must be flat, of type {', '.join(_TYPES)}")
-        fields += [f"// {line}" for line in field.get("description", "").splitlines()]
+        fields += [f"// {field['description']}"] if field.get("description") else []
         fields.append(f"{name}{'' if name in required else '?'}: {_TYPES[field['type']]},")
     head = f"type {function['name']} = "
-    lines += [f"{head}(_: {{", *fields, "}) => any;"] if fields else [f"{head}() => any;"]
+    lines += [f"{head}(_: {{", *fields, "}) => any;"] if "properties" in parameters else [f"{head}() => any;"]
     return "\n".join(lines) + "\n\n"

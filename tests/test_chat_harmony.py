@@ -12,6 +12,7 @@ from reward import Reason, grade
 from rollout.chat import ChatTemplateError
 from rollout.chat_harmony import HarmonyChat
 from rollout.chats import make_chat
+from rollout.harmony_prompt import developer_text
 from tests.harmony_tokens import CONTROLS, TOOLS, build_tokenizer, real_tokenizer
 
 FROZEN = json.loads((Path(__file__).parent / "cases" / "harmony_chat.json").read_text(encoding="utf-8"))
@@ -174,6 +175,44 @@ def test_without_tools_none_is_declared_and_every_call_is_unknown(tokenizer):
 def test_a_prompt_of_other_messages_is_refused(chat, messages):
     with pytest.raises(ChatTemplateError, match="user messages"):
         chat.prompt_ids(messages)
+
+
+# openai-harmony's rendering of these functions.
+FUNCTIONS = [
+    {"name": "f", "description": "One.\nTwo.", "parameters": {"type": "object", "required": ["a"], "properties": {
+        "a": {"type": "string", "description": "x"}, "n": {"type": "integer"},
+        "b": {"type": "boolean", "description": "z"}, "r": {"type": "number"}}}},
+    {"name": "g", "description": "None."},
+    {"name": "k", "description": "", "parameters": {"type": "object", "properties": {}}},
+]  # fmt: skip
+DECLARED = """# Tools
+
+## functions
+
+namespace functions {
+
+// One.
+// Two.
+type f = (_: {
+// x
+a: string,
+n?: number,
+// z
+b?: boolean,
+r?: number,
+}) => any;
+
+// None.
+type g = () => any;
+
+type k = (_: {
+}) => any;
+
+} // namespace functions"""
+
+
+def test_functions_are_declared_as_openai_harmony_declares_them():
+    assert developer_text("", [{"type": "function", "function": function} for function in FUNCTIONS]) == DECLARED
 
 
 def test_a_tool_with_nested_arguments_is_refused(tokenizer):
