@@ -51,7 +51,10 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraConfig:
-    """Adapters on all linear layers but the head, trained in place of the weights and sampled unmerged; needs peft."""
+    """Adapters on all linear layers but the head, trained in place of the weights and sampled unmerged; needs peft.
+
+    Of a mixture of experts that is the attention alone: router and experts are no linear layers and stay frozen.
+    """
 
     rank: int = 0  # 0: off, all weights train
     alpha: int = 32  # the adapter's output is scaled by alpha / rank

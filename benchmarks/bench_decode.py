@@ -9,8 +9,8 @@ calls it (ids read back within the step) and with the ids read one step late; th
 keys and values) / copy bandwidth measured first; start-up time; peak memory. Of experts the floor counts as many a
 layer as the last layer's rows chose, and of a sliding layer the keys in its window. A `--driven` point also reads
 prompts of context - 256 tokens and then draws 512 tokens a row, as a server would be driven. `--mismatch` compares the
-draws' log-probs with a plain Hugging Face forward (GPT-OSS: the training forward), and that with one whose attention
-is the textbook's, for scale.
+draws' log-probs with a plain Hugging Face forward, and that with one whose attention is the textbook's, for scale. Of
+GPT-OSS the first is the training forward, whose experts are compared with those of the draws, and replayed once.
 The last line is JSON with commit, GPU and versions.
 """
 
@@ -33,8 +33,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from modeling.attention import IMPLEMENTATION, NO_MASK, training_rows  # noqa: E402
+from benchmarks.mismatch import mismatch  # noqa: E402
+from modeling.attention import IMPLEMENTATION  # noqa: E402
 from modeling.experts import IMPLEMENTATION as EXPERTS  # noqa: E402
+from modeling.routing import watch  # noqa: E402
 from rollout.cache import PagedCache  # noqa: E402
 from rollout.decoder import LAST_DRAW  # noqa: E402
 from rollout.graphs import GraphDecoder  # noqa: E402
@@ -53,6 +55,7 @@ SHAPES = {  # Qwen3
 }  # fmt: skip
 STEPS = 48  # timed per point, centred on the context
 DRAWS = 512  # of each row of a driven point
+MISMATCH_ROWS, MISMATCH_PROMPT, MISMATCH_DRAWS = 16, 64, 192
 
 
 def build_model(shape: str) -> Any:
@@ -62,6 +65,7 @@ def build_model(shape: str) -> Any:
         model = AutoModelForCausalLM.from_config(
             config, attn_implementation=IMPLEMENTATION, experts_implementation=EXPERTS, dtype=torch.bfloat16
         )
+    watch(model)
     return model.eval()
 
 
@@ -154,42 +158,6 @@ def prompt_and_draws(bench: Bench, vocabulary: int, prompt: int, new: int, prefi
     }  # fmt: skip
 
 
-@torch.no_grad()
-def mismatch(model: Any, page_size: int, rows: int = 16, prompt: int = 64, new: int = 192) -> dict[str, float]:
-    """|dlogp| and k3 = mean(r - 1 - log r), r = exp(dlogp), of draws against a plain forward (SDPA, fp32 softmax; the
-    training forward for a family without SDPA)."""
-    bench = Bench(model, rows, prompt + new, page_size)
-    lines = torch.randint(0, model.config.vocab_size, (rows, prompt)).tolist()
-    logprobs: list[list[float]] = [[] for _ in range(rows)]
-    for step in range(new):
-        start = 0 if step == 0 else prompt + step - 1
-        draws = bench.decoder.run([bench.chunk(r, lines[r][start:], start) for r in range(rows)], 1.0)
-        for row in range(rows):
-            lines[row].append(draws.tokens[row])
-            logprobs[row].append(draws.logprobs[row])
-    plain = plain_logprobs(model, lines, prompt, "sdpa" if model._supports_sdpa else IMPLEMENTATION)
-    delta = plain - torch.tensor(logprobs, device="cuda")
-    between = plain - plain_logprobs(model, lines, prompt, "eager")
-    return {
-        "mean_abs_dlogp": delta.abs().mean().item(), "max": delta.abs().max().item(),
-        "k3": (delta.exp() - 1 - delta).mean().item(), "between_two_plain_forwards": between.abs().mean().item(),
-    }  # fmt: skip
-
-
-def plain_logprobs(model: Any, lines: list[list[int]], prompt: int, attention: str) -> torch.Tensor:
-    """Log-probs of the tokens after the prompt by Hugging Face's forward, row by row  # [rows, new] fp32"""
-    model.set_attn_implementation(attention)
-    rows = []
-    for line in lines:
-        ids = torch.tensor([line], device="cuda")
-        ours = {"attention_mask": NO_MASK, "rows": training_rows([len(line) - 1], "auto", model.lm_head.weight)}
-        options = ours if attention == IMPLEMENTATION else {}
-        logits = model(input_ids=ids[:, :-1], use_cache=False, **options).logits[0, prompt - 1 :].float()
-        rows.append(logits.log_softmax(-1).gather(1, ids[0, prompt:, None])[:, 0])
-    model.set_attn_implementation(IMPLEMENTATION)
-    return torch.stack(rows)
-
-
 def profile(bench: Bench, context: int) -> None:
     """Prints the kernels of a step. With overlapping launches a kernel's time includes its wait for the one before."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
@@ -278,7 +246,8 @@ def main() -> None:
         print(" ".join(f"{k}={v:.3f}" if isinstance(v, float) else f"{k}={v}" for k, v in point.items()), flush=True)
         torch.cuda.empty_cache()
     if options.mismatch:
-        results["mismatch"] = mismatch(model, options.page_size)
+        bench = Bench(model, MISMATCH_ROWS, MISMATCH_PROMPT + MISMATCH_DRAWS, options.page_size)
+        results["mismatch"] = mismatch(model, bench, MISMATCH_PROMPT, MISMATCH_DRAWS)
         print(results["mismatch"])
     print(json.dumps({**results, **versions()}))
 

@@ -121,6 +121,7 @@ def main() -> None:
         config = parse_config({
             "model": {"path": shape_of(options.layers, folder), "random_weights": True}, "data": {"path": "none"},
             "lora": {"rank": options.lora_rank}, "train": {"max_tokens_per_micro_batch": tokens},
+            "rollout": {"context_length": tokens, "max_new_tokens": tokens - 1},
         })  # fmt: skip
         started = time.perf_counter()
         # Without DeepSpeed for the comparison: ZeRO takes gradients away as they come.

@@ -120,4 +120,6 @@ def attention_tiles(rows: int, kv_heads: int, qkv_weights: int, itemsize: int) -
 def expert_tiles(mean: float, itemsize: int) -> ExpertTiles:
     """For `mean` rows an expert: bm holds the rows of all but the busiest ones, whose weights are read again."""
     bm = next(bm for bm in (16, 32, 64) if 2.5 * mean <= bm or bm == 64)
-    return ExpertTiles(bm, bn=64, bk=64 if itemsize == 2 else 32, stages=4 if itemsize == 2 else 3, warps=4)
+    if itemsize == 4:
+        return ExpertTiles(bm, bn=64, bk=32, stages=3, warps=4)
+    return ExpertTiles(bm, bn=128, bk=64, stages=4, warps=4)

@@ -21,7 +21,7 @@ UNKNOWN = 255  # in place of an expert id: the token was not computed while samp
 
 
 class Link:
-    """Set on a layer's attention as `batch`; tells the layer's router whose tokens it is given."""
+    """From a layer's attention, which sets `routes`, to its router."""
 
     def __init__(self) -> None:
         self.routes: Recorder | Recorded | None = None
@@ -39,10 +39,11 @@ def watch(model: Any) -> None:
 def _hook(link: Link, layer: int) -> Any:
     def choose(_: nn.Module, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """output: logits [N, E], shares and ids of the chosen experts [N, k] each"""
-        logits, shares, ids = output
-        if link.routes is None:
+        routes, link.routes = link.routes, None  # a forward with another attention must not meet it
+        if routes is None:
             return output
-        return logits, *link.routes.choose(layer, logits, shares, ids)
+        logits, shares, ids = output
+        return logits, *routes.choose(layer, logits, shares, ids)
 
     return choose
 

@@ -76,8 +76,8 @@ def test_flash_attention_with_sinks_has_the_values_and_gradients_of_the_textbook
     errors = [relative(a, b) for a, b in zip(ours, exact, strict=True)]
     eager = TrainingRows(LENGTHS, SOFTMAX["eager"], "cuda")
     theirs = values_and_gradients(lambda q, k, v, s: eager.attend(0, q, k, v, 64**-0.5, Extras(window, s)), tensors)
-    print("flash", errors, "eager", [relative(a, b) for a, b in zip(theirs, exact, strict=True)])
-    assert max(errors) <= 1e-2
+    bound = 2 * max(relative(a, b) for a, b in zip(theirs, exact, strict=True))
+    assert max(errors) <= bound <= 1e-2, "no worse than eager attention in the same dtype"
 
 
 @gpu
@@ -132,8 +132,9 @@ def test_every_gradient_of_the_model_is_that_of_hugging_faces_eager_attention():
 
 
 @torch.no_grad()
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a contract of CPU runs; other machines' BLAS rounds otherwise")
 def test_in_fp32_what_the_cache_gives_is_bit_for_bit_what_training_computes():
     """Lines of at least 4 tokens, as `rollout.decoder` makes them; experts of one token included."""
-    model, rows = make_model("gpt_oss"), token_rows((40, 33, 40, 38))
-    parts = splits((40, 33, 40, 38), (1,))
-    assert torch.equal(paged(model, rows[:1] * 4, [parts[0]] * 4, page_size=16), packed(model, rows[:1] * 4))
+    model, lengths = make_model("gpt_oss"), (40,) * 4
+    rows = token_rows(lengths)
+    assert torch.equal(paged(model, rows, splits(lengths, (1,)), page_size=16), packed(model, rows))
