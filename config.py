@@ -250,7 +250,7 @@ _WHOLE_SOFTMAX = "training samples the whole softmax, since that is the distribu
 _FOREIGN = {
     "top_p": f"{_WHOLE_SOFTMAX}; eval.top_p is for evaluation",
     "top_k": f"{_WHOLE_SOFTMAX}; eval.top_k is for evaluation",
-    "router_aux_loss_coef": "routers are trained by the policy loss alone; there is no balancing loss",
+    "router_aux_loss_coef": "the auxiliary loss of whole batches depends on their split; set loss.router_balance",
     "batch_size": "set rollout.trajectories_per_step and train.max_tokens_per_micro_batch",
 }
 

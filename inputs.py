@@ -134,10 +134,14 @@ def check_model(config: Config) -> Any:
         check_quantization(shape)
     except ValueError as error:
         raise ConfigError("model.path", config.model.path, str(error)) from error
-    if config.model.router_replay and not getattr(shape, "num_local_experts", 0):
+    experts = getattr(shape, "num_local_experts", 0)
+    if config.model.router_replay and not experts:
         raise ConfigError(
             "model.router_replay", True, f"{shape.model_type} has no experts whose choice could be replayed; set false"
         )
+    if config.loss.router_balance and not experts:
+        value = config.loss.router_balance
+        raise ConfigError("loss.router_balance", value, f"{shape.model_type} has no experts to share alike; set 0")
     if config.rollout.context_length > shape.max_position_embeddings:
         raise ConfigError(
             "rollout.context_length", config.rollout.context_length,

@@ -105,8 +105,9 @@ class Policy:
         if config.model.gradient_checkpointing:
             enable_checkpointing(self.model)
         module = TokenLogprobModule(
-            self.model, config.model.attn_implementation, config.rollout.temperature, config.model.router_replay
-        )
+            self.model, config.model.attn_implementation, config.rollout.temperature, config.model.router_replay,
+            config.loss.router_balance > 0,
+        )  # fmt: skip
         self.world_size = dist.get_world_size()
         self._reference = build_reference(config, device)
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here what its logger would not

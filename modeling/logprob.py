@@ -25,6 +25,7 @@ class TokenLogprobs:
     logprobs: Tensor  # [M] fp32, differentiable
     entropy: Tensor  # [M] fp32 nats, no gradient
     flips: Tensor | None = None  # [M] share of layers whose experts differ from those of sampling; None: dense
+    balance: Tensor | None = None  # [M] fp32, differentiable: `modeling.routing.token_balance`; None: not asked for
 
 
 def head_logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, cast
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -34,21 +35,42 @@ class PackedBatch(Protocol):
 class TokenLogprobModule(nn.Module):
     """What DeepSpeed wraps: a packed batch in, log-probabilities of its sampled tokens out."""
 
-    def __init__(self, model: PreTrainedModel, implementation: str, temperature: float, router_replay: bool = False):
+    def __init__(
+        self, model: PreTrainedModel, implementation: str, temperature: float, router_replay: bool = False,
+        router_balance: bool = False,
+    ):  # fmt: skip
+        """router_balance: whether the routers' balance is measured"""
         super().__init__()
         self.model = model
-        self._implementation, self._temperature, self._replay = implementation, temperature, router_replay
+        self._implementation, self._temperature = implementation, temperature
+        self._replay, self._balance = router_replay, router_balance
 
     def forward(self, batch: PackedBatch) -> TokenLogprobs:
         like = cast(Tensor, self.model.get_input_embeddings().weight)
         rows = training_rows(batch.lengths, self._implementation, like)
         routes = None
+        if batch.routes is None and self._balance:
+            raise ValueError("batch.routes=None: loss.router_balance needs the experts that sampling recorded")
         if batch.routes is not None:
-            rows.routes = routes = Recorded(batch.routes, self.model.config.num_hidden_layers, self._replay)
+            row_of = row_of_each(batch.lengths, like.device) if self._balance else None
+            rows.routes = routes = Recorded(batch.routes, self.model.config.num_hidden_layers, self._replay, row_of)
         hidden = self.model.base_model(
             input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=NO_MASK, use_cache=False,
             rows=rows,
         ).last_hidden_state[0]  # [N, H]  # fmt: skip
         head = self.model.get_output_embeddings().weight
         out = token_logprobs(hidden[batch.predictors], head, batch.targets, self._temperature)
-        return out if routes is None else replace(out, flips=routes.flips[batch.predictors])
+        if routes is None:
+            return out
+        balance = routes.balance
+        return replace(
+            out,
+            flips=routes.flips[batch.predictors],
+            balance=None if balance is None else balance[batch.predictors],
+        )
+
+
+def row_of_each(lengths: Sequence[int], device: torch.device) -> Tensor:
+    """The row of each token of a packed line  # [N]"""
+    counts = torch.tensor(list(lengths))
+    return torch.arange(len(counts)).repeat_interleave(counts).to(device)
