@@ -130,7 +130,8 @@ def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Line, flo
     """The training forward of what was sampled, twice; with the seconds of the second."""
     count = len(records)
     batch = ResponseTokenBatch.from_rollout(records, [1.0] * count, [1.0 / count] * count).to(parts.policy.device)
-    first = parts.policy.token_logprobs(batch).logprobs
+    out = parts.policy.token_logprobs(batch)
+    first = out.logprobs
     started = time.perf_counter()
     second = parts.policy.token_logprobs(batch).logprobs
     ratio_error = (torch.exp(second - first) - 1).abs().max().item()
@@ -142,6 +143,9 @@ def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Line, flo
         return Line("ratio", "FAIL", f"{text}: the forward does not repeat itself; remove dropout or noise"), seconds
     if not mean <= MAX_MISMATCH[parts.config.model.dtype]:
         mend = "what is sampled is not what is trained; set model.attn_implementation=eager and report it"
+        if out.flips is not None and out.flips.any() and not parts.config.model.router_replay:
+            share = out.flips.mean().item()
+            mend = f"{share:.1%} of the choices of experts differ between the two; set model.router_replay=true"
         return Line("ratio", "FAIL", f"{text}: {mend}"), seconds
     return Line("ratio", "ok", text), seconds
 

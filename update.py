@@ -55,7 +55,7 @@ class OneUpdate:
     kl: float  # mean estimate of KL(policy || reference), 0 without a reference
     gap: GapFigures  # this update's weights against the sampling log-probabilities
     balance: float = 0.0  # of the routers, 1 where even; 0 where loss.router_balance is off
-    flips: float = 0.0  # share of (token, layer) whose experts are not those of sampling; 0 in a dense model
+    flips: float = math.nan  # share of (token, layer) whose experts are not those of sampling; NaN in a dense model
     flipped_tokens: float = 0.0  # share of tokens with at least one such layer
 
     @property
@@ -85,7 +85,7 @@ class UpdateStats:
             row["kl"] = self._token_mean("kl")
         if loss.router_balance > 0:
             row["router_balance"] = self._token_mean("balance")
-        if any(u.flipped_tokens for u in self.updates):
+        if not math.isnan(self.updates[0].flips):
             row |= {f"router_{name}": self._token_mean(name) for name in ("flips", "flipped_tokens")}
         row["bad_updates"] = sum(u.is_bad for u in self.updates)
         row |= {f"mismatch_{name}": value for name, value in dataclasses.asdict(self.mismatch).items()}
@@ -188,7 +188,7 @@ def batch_loss(
         importance_cut=corrected.cut,
         kl=kl.detach(),
         balance=balance.detach(),
-        flips=torch.zeros_like(old) if out.flips is None else out.flips,
+        flips=torch.full_like(old, math.nan) if out.flips is None else out.flips,
         trained=batch.weights > 0,
     )
     return (batch.weights * values).sum(), columns
