@@ -104,6 +104,7 @@ class HarmonyChat:
         return self._decode(turn_ids[:-1] if self._ended(turn_ids) else turn_ids)
 
     def calls(self, turn_ids: Sequence[int]) -> Parsed:
+        """Calls and unreadable calls of a sampled turn, in order."""
         return read_calls(self._read(turn_ids), self._schemas)
 
     def answer(self, turn_ids: Sequence[int]) -> str:
