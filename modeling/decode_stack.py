@@ -19,12 +19,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from modeling.decode_adapters import AdapterStage
 from modeling.decode_attention import decode_attention_kernel
 from modeling.decode_experts import ExpertStage
 from modeling.decode_plan import plan_items
 from modeling.decode_products import gated_product_kernel, join_kernel, rms_norm, split_product_kernel
 from modeling.decode_tiles import AttentionTiles, Tiles, attention_tiles, product_tiles, rows_tile
-from modeling.fused import DecodeWeights, ExpertWeights, GatedWeights, LayerWeights
+from modeling.fused import DecodeWeights, ExpertWeights, GatedWeights, LayerWeights, distance
 
 # Rows of the step buffer, each one int32 per decoding row.
 TOKEN, POSITION, KEY0, KEY1, SLOT, PAGE = range(6)
@@ -113,6 +114,7 @@ class DecodeStack:
         self.attended = zeros(self.rows, w.heads * w.head_size, dtype=self.dtype)
         self.gated = zeros(self.rows, self.inner, dtype=self.dtype)
         self.qkv = zeros(MOST_SPLITS, self.rows, self.width, dtype=torch.float32)
+        self.low = AdapterStage(w, self.rows, self.overlap)
         self.parts = zeros(MOST_SPLITS, self.rows, self.hidden, dtype=torch.float32)
         self.arrivals = zeros(max_rows * w.kv_heads, dtype=torch.int32)
         self.plan = zeros(2, 3, self.items, dtype=torch.int32)  # of all tokens, of the window
@@ -138,10 +140,12 @@ class DecodeStack:
         self._open(rows)
         for index, layer in enumerate(layers):
             after = layers[index + 1].input_norm if index + 1 < len(layers) else w.norm
-            splits = self._product("qkv", rows, self.normed, (layer.q, layer.k, layer.v), math.gcd(wide, narrow))
+            splits = self._product(
+                "qkv", rows, self.normed, (layer.q, layer.k, layer.v), layer, math.gcd(wide, narrow)
+            )
             self._attend(rows, index, layer, splits)
-            self._join(rows, self._product("o", rows, self.attended, (layer.o,)), layer.post_norm, layer.o_bias)
-            self._join(rows, self._mlp(rows, index, layer.mlp), after)
+            self._join(rows, self._product("o", rows, self.attended, (layer.o,), layer), layer.post_norm, layer.o_bias)
+            self._join(rows, self._mlp(rows, index, layer), after)
 
     def _open(self, rows: int) -> None:
         t = self.attention_tiles(rows)
@@ -154,17 +158,21 @@ class DecodeStack:
             ITEMS=self.items, BN=t.bn, WINDOW=w.window, LATE=w.late_norms, num_warps=4,
         )  # fmt: skip
 
-    def _product(self, kind: str, rows: int, x: Tensor, weights: tuple[Tensor, ...], divisor: int = 0) -> int:
+    def _product(
+        self, kind: str, rows: int, x: Tensor, weights: tuple[Tensor, ...], layer: LayerWeights, divisor: int = 0
+    ) -> int:
         """Leaves the parts of x times the weights in `qkv` or `parts`; returns how many."""
+        low = self.low.launch(rows, x, layer.adapters.get(kind, ()))
         n, k = sum(weight.shape[0] for weight in weights), x.shape[1]
         t = self.tiles(kind, rows, n, k, divisor)
         out = self.qkv if kind == "qkv" else self.parts
         first, second, third = (*weights, weights[0], weights[0])[:3]
         heights = (first.shape[0], second.shape[0]) if len(weights) == 3 else (n, 0)
         split_product_kernel[(math.ceil(rows / t.bm), math.ceil(n / t.bn), t.splits)](
-            x, first, _distance(first, second), _distance(first, third), out, n, *heights, k, out.stride(0),
+            x, first, distance(first, second), distance(first, third), out, *low.tensors, n, *heights, k,
+            out.stride(0), *low.numbers,
             BN=t.bn, BM=t.bm, BK=t.bk, SPLITS=t.splits, EVEN_K=t.even(k), STAGES=t.stages, AHEAD=t.ahead_of(k),
-            PDL=self.overlap, num_warps=t.warps, launch_pdl=self.overlap,
+            PDL=self.overlap, RP=low.padded, LOW_SPLITS=low.splits, num_warps=t.warps, launch_pdl=self.overlap,
         )  # fmt: skip
         return t.splits
 
@@ -194,28 +202,23 @@ class DecodeStack:
             PREFETCH=t.prefetch, PDL=self.overlap, num_warps=t.warps, launch_pdl=self.overlap,
         )  # fmt: skip
 
-    def _mlp(self, rows: int, index: int, mlp: GatedWeights | ExpertWeights) -> int:
+    def _mlp(self, rows: int, index: int, layer: LayerWeights) -> int:
         """Leaves the parts of the MLP's output in `parts`; returns how many."""
+        mlp = layer.mlp
         if isinstance(mlp, GatedWeights):
-            self._gate(rows, mlp)
-            return self._product("down", rows, self.gated, (mlp.down,))
+            self._gate(rows, mlp, layer)
+            return self._product("down", rows, self.gated, (mlp.down,), layer)
         assert self.experts is not None
         routes = None if self.routes is None else self.routes[index]
         return self.experts.launch(rows, mlp, self.normed, self.parts, routes)
 
-    def _gate(self, rows: int, mlp: GatedWeights) -> None:
+    def _gate(self, rows: int, mlp: GatedWeights, layer: LayerWeights) -> None:
+        low = self.low.launch(rows, self.normed, layer.adapters.get("gate_up", ()))
         n, k = mlp.gate.shape
         t = self.tiles("gate_up", rows, 2 * n, k)
         gated_product_kernel[(math.ceil(rows / t.bm), math.ceil(2 * n / t.bn))](
-            self.normed, mlp.gate, _distance(mlp.gate, mlp.up), self.gated, n, k, BN=t.bn, BM=t.bm, BK=t.bk,
-            EVEN_K=t.even(k), STAGES=t.stages, AHEAD=t.ahead_of(k), PDL=self.overlap, num_warps=t.warps,
-            launch_pdl=self.overlap,
+            self.normed, mlp.gate, distance(mlp.gate, mlp.up), self.gated, *low.tensors[:3], n, k,
+            *low.numbers, BN=t.bn, BM=t.bm, BK=t.bk,
+            EVEN_K=t.even(k), STAGES=t.stages, AHEAD=t.ahead_of(k), PDL=self.overlap, RP=low.padded,
+            LOW_SPLITS=low.splits, num_warps=t.warps, launch_pdl=self.overlap,
         )  # fmt: skip
-
-
-def _distance(base: Tensor, other: Tensor) -> int:
-    """Elements from base to other, two tensors anywhere in the device's one address space."""
-    bytes_apart = other.data_ptr() - base.data_ptr()
-    if bytes_apart % base.element_size():
-        raise ValueError("two weights of one layer are not a whole number of elements apart")
-    return bytes_apart // base.element_size()

@@ -123,3 +123,16 @@ def expert_tiles(mean: float, itemsize: int) -> ExpertTiles:
     if itemsize == 4:
         return ExpertTiles(bm, bn=64, bk=32, stages=3, warps=4)
     return ExpertTiles(bm, bn=128, bk=64, stages=4, warps=4)
+
+
+def padded_rank(rank: int) -> int:
+    """The rows of an adapter's tile: a power of two that the tensor cores take."""
+    return max(16, 1 << (rank - 1).bit_length())
+
+
+def low_tiles(rows: int, k: int, rank: int, itemsize: int) -> Tiles:
+    """Tiles of an adapter's first product [rows, k] x [rank, k]ᵀ: many short splits, since it is all latency."""
+    bk = 64 if itemsize == 2 else 32
+    steps = math.ceil(k / bk)
+    splits = math.ceil(steps / math.ceil(steps / 8))
+    return Tiles(padded_rank(rank), rows_tile(rows), bk, splits, stages=3, warps=4, ahead=bk)

@@ -26,6 +26,15 @@ class UnsupportedModel(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """LoRA's addition to a product x Wᵀ: scale * (x Aᵀ) Bᵀ."""
+
+    a: Tensor  # [r, in]
+    b: Tensor  # [out, r]
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class GatedWeights:
     """A dense MLP; matrices [out, in]."""
 
@@ -65,6 +74,7 @@ class LayerWeights:
     post_norm: Tensor  # [hidden]
     mlp: GatedWeights | ExpertWeights
     windowed: bool  # sees the last `DecodeWeights.window` tokens alone
+    adapters: dict[str, tuple[Adapter, ...]]  # by product: of q, k, v ("qkv"), "o", gate and up ("gate_up"), "down"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,7 @@ class DecodeWeights:
             parts += [*(layer.biases or ()), *(layer.head_norms or ())]
             of_mlp = [getattr(layer.mlp, field.name) for field in fields(layer.mlp)]
             parts += [part for part in of_mlp if isinstance(part, Tensor)]
+            parts += [part for group in layer.adapters.values() for one in group for part in (one.a, one.b)]
         return [part for part in parts if part is not None]
 
     def addresses(self) -> tuple[int, ...]:
@@ -135,32 +146,40 @@ def _check_config(config: Any) -> None:
 
 
 def _layer(layer: Any, index: int) -> LayerWeights:
-    attention = layer.self_attn
-    qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
-    has_bias = attention.q_proj.bias is not None
-    for name, module in zip(("q_proj", "k_proj", "v_proj"), qkv, strict=True):
+    attention, mlp = layer.self_attn, layer.mlp
+    has_experts = hasattr(mlp, "experts")
+    products = {"qkv": (attention.q_proj, attention.k_proj, attention.v_proj), "o": (attention.o_proj,)}
+    if not has_experts:
+        products |= {"gate_up": (mlp.gate_proj, mlp.up_proj), "down": (mlp.down_proj,)}
+    adapters = {kind: _adapters(modules, f"layers.{index}'s {kind}") for kind, modules in products.items()}
+    q, k, v = (_base(module) for module in products["qkv"])
+    o, has_bias = _base(attention.o_proj), _base(attention.q_proj).bias is not None
+    for name, module in (("q_proj", q), ("k_proj", k), ("v_proj", v)):
         _plain_linear(module, f"layers.{index}.self_attn.{name}", bias=has_bias)
-    sinks, o_bias = getattr(attention, "sinks", None), attention.o_proj.bias
-    has_experts = hasattr(layer.mlp, "experts")
-    _plain_linear(attention.o_proj, f"layers.{index}.o_proj", bias=has_experts and o_bias is not None)
+    sinks, o_bias = getattr(attention, "sinks", None), o.bias
+    _plain_linear(o, f"layers.{index}.o_proj", bias=has_experts and o_bias is not None)
     q_norm = getattr(attention, "q_norm", None)
     return LayerWeights(
         input_norm=layer.input_layernorm.weight.detach(),
-        q=qkv[0].weight.detach(), k=qkv[1].weight.detach(), v=qkv[2].weight.detach(),
-        biases=tuple(module.bias.detach() for module in qkv) if has_bias else None,
+        q=q.weight.detach(), k=k.weight.detach(), v=v.weight.detach(),
+        biases=(q.bias.detach(), k.bias.detach(), v.bias.detach()) if has_bias else None,
         head_norms=None if q_norm is None else (q_norm.weight.detach(), attention.k_norm.weight.detach()),
         sinks=None if sinks is None else sinks.detach(),
-        o=attention.o_proj.weight.detach(), o_bias=None if o_bias is None else o_bias.detach(),
+        o=o.weight.detach(), o_bias=None if o_bias is None else o_bias.detach(),
         post_norm=layer.post_attention_layernorm.weight.detach(),
-        mlp=_experts(layer.mlp) if has_experts else _gated(layer.mlp, index),
+        mlp=_experts(mlp) if has_experts else _gated(mlp, index),
         windowed=getattr(attention, "sliding_window", None) is not None,
+        adapters={kind: group for kind, group in adapters.items() if group},
     )  # fmt: skip
 
 
 def _gated(mlp: Any, index: int) -> GatedWeights:
+    matrices = []
     for name in ("gate_proj", "up_proj", "down_proj"):
-        _plain_linear(getattr(mlp, name), f"layers.{index}.{name}", bias=False)
-    return GatedWeights(mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach(), mlp.down_proj.weight.detach())
+        module = _base(getattr(mlp, name))
+        _plain_linear(module, f"layers.{index}.{name}", bias=False)
+        matrices.append(module.weight.detach())
+    return GatedWeights(*matrices)
 
 
 def _experts(mlp: Any) -> ExpertWeights:
@@ -173,8 +192,30 @@ def _experts(mlp: Any) -> ExpertWeights:
     )  # fmt: skip
 
 
+def _base(module: Any) -> Any:
+    """The layer inside a LoRA wrapper of peft's, or the layer."""
+    return module.base_layer if hasattr(module, "lora_A") else module
+
+
+def _adapters(modules: tuple[Any, ...], name: str) -> tuple[Adapter, ...]:
+    """Of the matrices of one product: all have one of the same rank, or none has."""
+    found = []
+    for module in modules:
+        if not hasattr(module, "lora_A"):
+            continue
+        names, variants = module.active_adapters, module.lora_variant
+        dropped = any(not isinstance(dropout, nn.Identity) for dropout in module.lora_dropout.values())
+        if len(names) != 1 or module.merged or module.disable_adapters or variants or dropped:
+            raise UnsupportedModel(f"{name} has adapters that are not one plain LoRA each, switched on and unmerged")
+        a, b = module.lora_A[names[0]].weight.detach(), module.lora_B[names[0]].weight.detach()
+        found.append(Adapter(a, b, module.scaling[names[0]]))
+    if found and (len(found) < len(modules) or len({(adapter.a.shape, adapter.scale) for adapter in found}) > 1):
+        raise UnsupportedModel(f"{name} matrices have adapters of different ranks or scales")
+    return tuple(found)
+
+
 def _plain_linear(module: Any, name: str, *, bias: bool) -> None:
-    """Refuse anything but a bare Linear: an adapter's wrapper computes more than its weight says."""
+    """Refuse anything but a bare Linear: a wrapper computes more than its weight says."""
     if type(module) is not nn.Linear:
         raise UnsupportedModel(f"{name} is a {type(module).__name__}, not a plain Linear")
     if (module.bias is not None) != bias:
@@ -190,3 +231,11 @@ def check_addresses(model: Any, expected: tuple[int, ...]) -> None:
             "the model's parameters moved in memory after the decode graphs were captured; build the decoder again "
             "after whatever replaced them (loading a checkpoint must copy in place)"
         )
+
+
+def distance(base: Tensor, other: Tensor) -> int:
+    """Elements from base to other, two tensors anywhere in the device's one address space."""
+    bytes_apart = other.data_ptr() - base.data_ptr()
+    if bytes_apart % base.element_size():
+        raise ValueError("two weights of one layer are not a whole number of elements apart")
+    return bytes_apart // base.element_size()

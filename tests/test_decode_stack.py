@@ -1,8 +1,12 @@
 """The fused decode step computes what the Hugging Face modules compute (in Triton's interpreter without a GPU)."""
 
+import importlib.util
+
 import pytest
 import torch
 
+import lora
+from config import LoraConfig
 from tests.interpreted import DEVICE
 
 from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen2Config, Qwen3Config  # isort: skip
@@ -91,3 +95,19 @@ def test_decoding_token_by_token_equals_the_full_forward_of_the_modules(family, 
         if family == "gpt_oss":  # the experts of each token are written beside its key
             recorded = stack.routes[:, own].flatten(1, 2)[:, : len(line)]
             assert torch.equal(recorded.sort(-1).values.long(), chosen.sort(-1).values)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
+def test_adapters_are_added_to_every_product_as_peft_adds_them():
+    model = tiny("qwen3", 4, 2)
+    lora.add_adapters(model, LoraConfig(rank=5, alpha=10), seed=0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    assert set(decode_weights(model).layers[0].adapters) == {"qkv", "o", "gate_up", "down"}
+    lines, pages = [torch.randint(0, 97, (length,)).tolist() for length in (4, 1)], [[5, 2], [3]]
+    ends = decode(stack_for(model, rows=2, slots=3, pages=8, context=64), lines, pages)
+    for line, end in zip(lines, ends, strict=True):
+        torch.testing.assert_close(end, full_forward(model, line)[0], atol=2e-5, rtol=2e-5)
+    with lora.without_adapters(model):
+        assert not torch.allclose(ends[0], full_forward(model, lines[0])[0], atol=1e-2)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
+import lora
+from config import LoraConfig
 from modeling.fused import UnsupportedModel, check_addresses, decode_weights
+
+needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
 
 SHAPE = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -78,3 +84,20 @@ def test_weights_updated_in_place_pass_the_address_check_and_replaced_ones_do_no
     model.model.layers[0].mlp.down_proj.weight.data = model.model.layers[0].mlp.down_proj.weight.data.clone()
     with pytest.raises(RuntimeError, match="moved in memory"):
         check_addresses(model, addresses)
+
+
+@needs_peft
+def test_adapters_are_read_as_they_are_and_refused_where_they_do_not_act_as_one_plain_lora():
+    model = build(Qwen3Config(**SHAPE))
+    lora.add_adapters(model, LoraConfig(rank=4, alpha=8), seed=0)
+    weights = decode_weights(model)
+    parameters = {parameter.data_ptr() for parameter in model.parameters()}
+    assert set(weights.addresses()) == parameters, "adapters among them"
+    adapter = weights.layers[1].adapters["gate_up"][1]
+    assert adapter.b.data_ptr() == model.model.layers[1].mlp.up_proj.lora_B["default"].weight.data_ptr()
+    assert adapter.scale == 2.0
+    with lora.without_adapters(model), pytest.raises(UnsupportedModel, match="switched on and unmerged"):
+        decode_weights(model)
+    model.model.layers[1].self_attn.v_proj = model.model.layers[1].self_attn.v_proj.base_layer
+    with pytest.raises(UnsupportedModel, match=r"layers\.1's qkv matrices have adapters of different ranks"):
+        decode_weights(model)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
+import lora
+from config import LoraConfig
 from modeling.attention import IMPLEMENTATION
 from modeling.experts import IMPLEMENTATION as EXPERTS
 from rollout.cache import PagedCache
@@ -92,6 +96,25 @@ def test_a_graph_draws_the_ids_and_logprobs_of_the_eager_decoder(family, tempera
     torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(expected[1]), atol=2e-5, rtol=1e-4)
     assert decoder.replays > 0
     assert decoder.captures == len(ladder(6)), "everything was captured at the start"
+
+
+@gpu
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_graph_draws_through_adapters_what_the_modules_draw(family):
+    def adapted():
+        model, cache = make(family)
+        lora.add_adapters(model, LoraConfig(rank=8, alpha=8), seed=0)
+        generator = torch.Generator(DEVICE).manual_seed(4)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1, generator=generator)
+        return model, cache
+
+    expected = rollout(eager(*adapted()), [3, 40, 17], 30)
+    lines, logprobs = rollout(graphs(*adapted()), [3, 40, 17], 30)
+    assert lines == expected[0] != rollout(eager(*make(family)), [3, 40, 17], 30)[0]
+    torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(expected[1]), atol=2e-5, rtol=1e-4)
 
 
 @gpu
