@@ -192,10 +192,10 @@ def _check_template(parts: Parts, records: Sequence[RolloutRecord]) -> Line:
     for record in records:
         rebuilt = list(parts.data.prompts[record.prompt_index])
         for number, turn in enumerate(record.turns):
-            rebuilt += record.token_ids[turn.start : turn.end]
+            drawn = record.token_ids[turn.start : turn.end]
+            rebuilt += drawn
             if number + 1 < len(record.turns):
-                ended = rebuilt[-1] == parts.chat.end_of_turn_id
-                rebuilt += parts.chat.suffix_ids([call.text for call in turn.calls], ended=ended)
+                rebuilt += parts.chat.reply_ids(drawn, [call.text for call in turn.calls])
                 suffixes += 1
         if tuple(rebuilt) != record.token_ids:
             return Line("template", "FAIL", "a trajectory is not prompt, sampled ids and derived suffixes; report it")
@@ -224,11 +224,9 @@ def _embedding_rows(parts: Parts) -> int:
 
 def _check_gold(parts: Parts) -> Line:
     """The reference, boxed and sent through the tokenizer, must be right."""
-    close = "</think>" if parts.chat.decode([]) else ""  # the template opens thinking
     rows = parts.data.problems[:GOLD_ROWS]
     for problem in rows:
-        said = parts.tokenizer.encode(f"{close}\\boxed{{{problem.answer}}}", add_special_tokens=False)
-        text = parts.chat.decode([*said, parts.chat.end_of_turn_id])
+        text = parts.chat.answer(parts.chat.answer_ids(f"\\boxed{{{problem.answer}}}"))
         verdict = grade_trajectory(text, StopReason.ANSWERED, problem.answer)
         if not verdict.correct:
             mend = "mend the row or the tokenizer"

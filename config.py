@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,9 +34,16 @@ class ModelConfig:
     router_replay: bool = False  # mixtures of experts: the update takes the experts that sampling took
     random_weights: bool = False  # the true shape from config.json alone, seeded by train.seed
     enable_thinking: bool = True  # hybrid templates: False appends the empty think block to every assistant header
+    reasoning_effort: Literal["low", "medium", "high"] | None = None  # GPT-OSS's prompt; null: medium
+    current_date: str | None = None  # YYYY-MM-DD, likewise; null: its release date, never the clock
 
     def __post_init__(self) -> None:
         require(bool(self.path), "model.path", self.path, "name a model folder, e.g. models/tiny_qwen3")
+        date = self.current_date
+        require(
+            date is None or re.fullmatch(r"\d{4}-\d\d-\d\d", date) is not None, "model.current_date", date,
+            "write YYYY-MM-DD, or null",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,6 +264,7 @@ _WHOLE_SOFTMAX = "training samples the whole softmax, since that is the distribu
 _FOREIGN = {
     "top_p": f"{_WHOLE_SOFTMAX}; eval.top_p is for evaluation",
     "top_k": f"{_WHOLE_SOFTMAX}; eval.top_k is for evaluation",
+    "router_aux_loss_coef": "the auxiliary loss of whole batches depends on their split; set loss.router_balance",
     "batch_size": "set rollout.trajectories_per_step and train.max_tokens_per_micro_batch",
 }
 

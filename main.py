@@ -135,7 +135,7 @@ def _evaluate(words: Sequence[str]) -> int:
     try:
         sample = building.build_samplers(configs, shape, building.device_of(config), chats, tool)
         found = run_treatments({
-            name: Treatment(configs[name], data[name].problems, data[name].prompts, sample[name], chat.decode)
+            name: Treatment(configs[name], data[name].problems, data[name].prompts, sample[name], chat.answer)
             for name, chat in chats.items()
         }, step, Ranks())  # fmt: skip
     finally:
@@ -157,10 +157,10 @@ def _audit(words: Sequence[str]) -> int:
     if args.math_verify:
         from second_opinion import list_disagreements
 
-        return list_disagreements(run_dir, chat.decode)
+        return list_disagreements(run_dir, chat.answer)
     tool = None if args.no_tools else building.start_tool(config, rank=0)
     try:
-        counts, problems, missing = audit(run_dir, chat.decode, tool)
+        counts, problems, missing = audit(run_dir, chat.answer, tool)
     finally:
         if tool:
             tool.close()

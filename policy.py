@@ -81,12 +81,9 @@ class Policy:
             lora.add_adapters(self.model, config.lora, config.train.seed)
         self.recompute = Recompute(self.model.base_model.layers, config.model.gradient_checkpointing, device)
         module = TokenLogprobModule(
-            self.model,
-            config.model.attn_implementation,
-            config.rollout.temperature,
-            self.recompute,
-            config.model.router_replay,
-        )
+            self.model, config.model.attn_implementation, config.rollout.temperature, self.recompute,
+            config.model.router_replay, config.loss.router_balance > 0,
+        )  # fmt: skip
         self.world_size = dist.get_world_size()
         self._accumulating = False  # between the first and the last micro-batch of an update
         self._reference = build_reference(config, device)

@@ -198,7 +198,7 @@ class Trainer:
         """answers: the reference of each prompt, by prompt_index."""
         grades = []
         for record in records:
-            text = self.chat.decode(record.token_ids[record.final_turn.start : record.final_turn.end])
+            text = self.chat.answer(record.token_ids[record.final_turn.start : record.final_turn.end])
             grades.append(grade_trajectory(text, record.stop, answers[record.prompt_index]))
         return grades
 
@@ -211,7 +211,7 @@ class Trainer:
         with self._clock("eval"):
             records = self._rollout(step, self.eval_data.prompts, evaluation.eval_sampling(self.config))
         name = "on" if self.config.tool.enabled else "off"
-        evaluated = {name: evaluation.Evaluation.of(records, self.eval_data.problems, self.chat.decode)}
+        evaluated = {name: evaluation.Evaluation.of(records, self.eval_data.problems, self.chat.answer)}
         found = evaluation.results(self.config, evaluated, step)
         if self._writer:
             evaluation.write_results(self.run_dir / f"evaluations/step_{step}.json", found)

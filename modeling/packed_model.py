@@ -39,12 +39,16 @@ class TokenLogprobModule(nn.Module):
 
     def __init__(
         self, model: PreTrainedModel, implementation: str, temperature: float, recompute: Recompute | None = None,
-        router_replay: bool = False,
+        router_replay: bool = False, router_balance: bool = False,
     ):  # fmt: skip
-        """recompute: for a model that is trained; without it nothing is kept beyond what autograd asks for"""
+        """recompute: for a model that is trained; without it nothing is kept beyond what autograd asks for
+
+        router_balance: whether the routers' balance is measured
+        """
         super().__init__()
-        self.model, self._recompute, self._replay = model, recompute, router_replay
+        self.model, self._recompute = model, recompute
         self._implementation, self._temperature = implementation, temperature
+        self._replay, self._balance = router_replay, router_balance
 
     def forward(self, batch: PackedBatch) -> TokenLogprobs:
         head = cast(Tensor, self.model.get_output_embeddings().weight)
@@ -53,14 +57,24 @@ class TokenLogprobModule(nn.Module):
             keep = self._recompute.begin(len(batch.targets) * head.shape[0] * head.element_size())
         rows = batch_rows(self.model.config, self._implementation, batch.lengths, head)
         routes = None
+        if batch.routes is None and self._balance:
+            raise ValueError("batch.routes=None: loss.router_balance needs the experts that sampling recorded")
         if batch.routes is not None:
-            rows.routes = routes = Recorded(batch.routes, self.model.config.num_hidden_layers, self._replay)
+            row_of = row_of_each(batch.lengths, head.device) if self._balance else None
+            rows.routes = routes = Recorded(batch.routes, self.model.config.num_hidden_layers, self._replay, row_of)
         hidden = self.model.base_model(
             input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=NO_MASK, use_cache=False,
             rows=rows,
         ).last_hidden_state[0]  # [N, H]  # fmt: skip
         out = token_logprobs(hidden[batch.predictors], head, batch.targets, self._temperature, keep)
-        return out if routes is None else replace(out, flips=routes.flips[batch.predictors])
+        if routes is None:
+            return out
+        balance = routes.balance
+        return replace(
+            out,
+            flips=routes.flips[batch.predictors],
+            balance=None if balance is None else balance[batch.predictors],
+        )
 
 
 def batch_rows(shape: Any, implementation: str, lengths: Sequence[int], like: Tensor) -> Rows:
@@ -77,3 +91,9 @@ def batch_rows(shape: Any, implementation: str, lengths: Sequence[int], like: Te
         if cudnn_serves(heads, groups, size, like.dtype, like.device):
             return LongTrainingRows(lengths, like.device)
     return training_rows(lengths, implementation, like)
+
+
+def row_of_each(lengths: Sequence[int], device: torch.device) -> Tensor:
+    """The row of each token of a packed line  # [N]"""
+    counts = torch.tensor(list(lengths))
+    return torch.arange(len(counts)).repeat_interleave(counts).to(device)

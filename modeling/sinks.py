@@ -11,13 +11,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+# Vectorised loops on CPU round what is left over at a tensor's end otherwise; padded to this nothing is left over, and
+# a query's result in fp32 is the same bits in both phases (see `modeling.attention`).
+LOOP = 64
 
 
 def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """out [..., D] and its log-sum-exp lse [...] without sinks -> both with; sinks fp32, broadcast to lse."""
-    total = torch.logaddexp(lse, sinks)
-    return (out * (lse - total).exp()[..., None]).to(out.dtype), total
+    count = lse.numel()
+    rest = -count % LOOP if lse.device.type == "cpu" else 0
+    flat, against = (F.pad(x.flatten(), (0, rest)) for x in (lse, sinks.expand_as(lse)))
+    total = torch.logaddexp(flat, against)
+    share = (flat - total).exp()[:count].view_as(lse)
+    return (out * share[..., None]).to(out.dtype), total[:count].view_as(lse)
 
 
 def by_sinks(grad_out: Tensor, out: Tensor, total: Tensor, sinks: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from config import UserError
 from rollout.calls import OpenTurn, call_seed, tool_call
-from rollout.chat import Qwen3Chat
+from rollout.chats import Chat
 from rollout.decoder import LAST_DRAW, Decoder, Pending
 from rollout.episode import Episode, TurnEnd
 from rollout.noise import row_key
@@ -70,7 +70,7 @@ class RolloutEngine:
     run_type: type[RolloutRun]  # set below; a benchmark puts one here that follows a script instead of a policy
 
     def __init__(
-        self, decoder: Decoder, chat: Qwen3Chat, tool: Tool | None, *, decode_rows: int, page_size: int,
+        self, decoder: Decoder, chat: Chat, tool: Tool | None, *, decode_rows: int, page_size: int,
         num_pages: int, prefill_tokens: int, forced_tokens: int = 0, step_rows: int = 0, deterministic: bool = False,
         resident: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         progress: Callable[[int, int, int, int], None] | None = None, routes: Routes | None = None,
@@ -150,7 +150,7 @@ class RolloutRun:
 
     def __init__(
         self,
-        chat: Qwen3Chat,
+        chat: Chat,
         tool: Tool | None,
         scheduler: Scheduler,
         sampling: SamplingConfig,
@@ -230,7 +230,7 @@ class RolloutRun:
                 self.end_turn(slot, episode, ended=end is TurnEnd.ENDED)
 
     def end_turn(self, slot: Slot, episode: Episode, ended: bool) -> None:
-        items = self._chat.parse(self._chat.decode(episode.turn_ids)).items if self._tool else ()
+        items = self._chat.calls(episode.turn_ids).items if self._tool else ()
         if not items:
             episode.close_turn(ended=ended)
             self.finish(slot, StopReason.ANSWERED if ended else StopReason.TURN_TOKENS)
@@ -268,8 +268,7 @@ class RolloutRun:
         if any(call.status == "infra" for call in calls):
             self.finish(turn.slot, StopReason.TOOL_INFRA)
             return
-        has_end = turn.episode.tokens[-1] == self._chat.end_of_turn_id  # a cut turn, or <|endoftext|>, lacks it
-        suffix = self._chat.suffix_ids([call.text for call in calls], ended=has_end)
+        suffix = self._chat.reply_ids(turn.episode.turn_ids, [call.text for call in calls])
         if turn.episode.has_room_for(suffix):
             turn.episode.append_suffix(suffix)
             self.scheduler.resume(turn.slot)
