@@ -30,7 +30,7 @@ def audit(
 ) -> tuple[dict[str, int], list[str], list[str]]:
     """Counts of what was compared, one line for each disagreement, one line for each thing not recomputed and why.
 
-    decode: token ids of an assistant turn to text, control tokens kept
+    decode: token ids of a final turn to its text as a chat's `answer` gives it, thinking and calls marked
     tool: `tools.PythonTool`, or None to leave tool calls out
     """
     config = json.loads((run_dir / "config.json").read_text())

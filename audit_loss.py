@@ -30,6 +30,8 @@ def unstored(config: Row) -> str | None:
     """Why no loss of a run can be recomputed, or None."""
     if config["loss"]["kl_coef"] > 0:
         return "loss.kl_coef is above 0, and the reference's log-probabilities are not stored"
+    if config["loss"]["router_balance"] > 0:
+        return "loss.router_balance is above 0, and the routers' probabilities are not stored"
     if config["loss"]["importance"] != "off":
         return "loss.importance is on, and the training log-probabilities that its weights need are not stored"
     return None

@@ -6,6 +6,7 @@ used, so that a refused setting is refused fast.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
@@ -51,6 +52,23 @@ def build_policy(
     return policy, build_engine(config, decoder, cache, chat, tool, progress), cache.kv.nbytes
 
 
+def plan_memory(config: Config, shape: Any, policy: Any, kv_cache: int) -> tuple[Config, Any]:
+    """The config with train.max_tokens_per_micro_batch as a number, and the forecast. Collective.
+
+    kv_cache: bytes of the cache, which stands already, as do the captured graphs
+    """
+    from modeling.forecast import forecast, micro_batch_tokens
+
+    room = policy.update_room()
+    if config.train.max_tokens_per_micro_batch == "auto" and room is not None:
+        tokens = micro_batch_tokens(config, shape, room)
+        config = dataclasses.replace(
+            config, train=dataclasses.replace(config.train, max_tokens_per_micro_batch=tokens)
+        )
+    parameters = sum(parameter.numel() for parameter in policy.model.parameters())
+    return config, forecast(config, shape, parameters, kv_cache, policy.world_size, room)
+
+
 def build_cache(config: Config, shape: Any, model: Any, device: Any) -> Any:
     from rollout.cache import PagedCache, num_pages
 
@@ -76,12 +94,14 @@ def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any,
         deterministic=config.rollout.deterministic,
         resident=cache.resident,
         progress=progress,
+        routes=None if cache.routes is None else cache.routes_of,
     )
 
 
 def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any) -> dict[str, Any]:
     """For each treatment of the tool an engine over one frozen model; no optimizer, no DeepSpeed engine."""
-    from policy import build_model, init_distributed
+    from modeling.loading import build_model
+    from policy import init_distributed
     from treatments import BrokenTool, is_truncated
 
     init_distributed(device)

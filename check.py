@@ -19,7 +19,7 @@ import torch
 
 from config import Config, UserError
 from data import ResponseTokenBatch
-from modeling.forecast import GIGABYTE, Memory, forecast
+from modeling.forecast import GIGABYTE, Memory
 from reward import grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason
 
@@ -60,7 +60,7 @@ class Parts:
     policy: Any
     engine: Any
     sample: Callable[[Sequence[list[int]], int, Callable[[], int], SamplingConfig], list[RolloutRecord]]
-    kv_cache_bytes: int
+    memory: Memory  # the forecast
     rank: int
     world_size: int
 
@@ -81,13 +81,12 @@ def check(parts: Parts) -> list[Line]:
     records = _probe(parts)
     rollout_seconds = time.perf_counter() - started
     mismatch, forward_seconds = _mismatch(parts, records)
-    memory = forecast(parts.config, parts.shape, _parameters(parts), parts.kv_cache_bytes, parts.world_size)
     return [
         *given,
         _check_template(parts, records),
         _check_rollout(parts, records, rollout_seconds),
         mismatch,
-        _check_memory(memory, parts.policy.device),
+        _check_memory(parts.memory, parts.config.micro_batch_tokens, parts.policy.device),
         _forecast_time(parts, records, rollout_seconds, forward_seconds),
         Line("mask", "ok", masked(records[0], parts.tokenizer.decode)),
     ]
@@ -130,7 +129,8 @@ def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Line, flo
     """The training forward of what was sampled, twice; with the seconds of the second."""
     count = len(records)
     batch = ResponseTokenBatch.from_rollout(records, [1.0] * count, [1.0 / count] * count).to(parts.policy.device)
-    first = parts.policy.token_logprobs(batch).logprobs
+    out = parts.policy.token_logprobs(batch)
+    first = out.logprobs
     started = time.perf_counter()
     second = parts.policy.token_logprobs(batch).logprobs
     ratio_error = (torch.exp(second - first) - 1).abs().max().item()
@@ -142,6 +142,9 @@ def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Line, flo
         return Line("ratio", "FAIL", f"{text}: the forward does not repeat itself; remove dropout or noise"), seconds
     if not mean <= MAX_MISMATCH[parts.config.model.dtype]:
         mend = "what is sampled is not what is trained; set model.attn_implementation=eager and report it"
+        if out.flips is not None and out.flips.any() and not parts.config.model.router_replay:
+            share = out.flips.mean().item()
+            mend = f"{share:.1%} of the choices of experts differ between the two; set model.router_replay=true"
         return Line("ratio", "FAIL", f"{text}: {mend}"), seconds
     return Line("ratio", "ok", text), seconds
 
@@ -189,10 +192,10 @@ def _check_template(parts: Parts, records: Sequence[RolloutRecord]) -> Line:
     for record in records:
         rebuilt = list(parts.data.prompts[record.prompt_index])
         for number, turn in enumerate(record.turns):
-            rebuilt += record.token_ids[turn.start : turn.end]
+            drawn = record.token_ids[turn.start : turn.end]
+            rebuilt += drawn
             if number + 1 < len(record.turns):
-                ended = rebuilt[-1] == parts.chat.end_of_turn_id
-                rebuilt += parts.chat.suffix_ids([call.text for call in turn.calls], ended=ended)
+                rebuilt += parts.chat.reply_ids(drawn, [call.text for call in turn.calls])
                 suffixes += 1
         if tuple(rebuilt) != record.token_ids:
             return Line("template", "FAIL", "a trajectory is not prompt, sampled ids and derived suffixes; report it")
@@ -221,11 +224,9 @@ def _embedding_rows(parts: Parts) -> int:
 
 def _check_gold(parts: Parts) -> Line:
     """The reference, boxed and sent through the tokenizer, must be right."""
-    close = "</think>" if parts.chat.decode([]) else ""  # the template opens thinking
     rows = parts.data.problems[:GOLD_ROWS]
     for problem in rows:
-        said = parts.tokenizer.encode(f"{close}\\boxed{{{problem.answer}}}", add_special_tokens=False)
-        text = parts.chat.decode([*said, parts.chat.end_of_turn_id])
+        text = parts.chat.answer(parts.chat.answer_ids(f"\\boxed{{{problem.answer}}}"))
         verdict = grade_trajectory(text, StopReason.ANSWERED, problem.answer)
         if not verdict.correct:
             mend = "mend the row or the tokenizer"
@@ -255,16 +256,12 @@ def _check_rollout(parts: Parts, records: Sequence[RolloutRecord], seconds: floa
     return Line("rollout", "ok", text)
 
 
-def _parameters(parts: Parts) -> int:
-    return sum(parameter.numel() for parameter in parts.policy.model.parameters())
-
-
-def _check_memory(memory: Memory, device: torch.device) -> Line:
+def _check_memory(memory: Memory, tokens: int, device: torch.device) -> Line:
     """What is still to come (gradients, moments, one micro-batch) against what is free now."""
     cuda = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if cuda else _free_host_bytes()
     coming = memory.update + memory.gradients + (0 if memory.optimizer_on_host and cuda else memory.optimizer)
-    text = f"{memory}; {free / GIGABYTE:.1f} GB free now"
+    text = f"{memory}; micro-batches of up to {tokens} tokens; {free / GIGABYTE:.1f} GB free now"
     if coming > free:
         mend = "lower rollout.kv_memory_fraction or train.max_tokens_per_micro_batch, or set train.offload_optimizer"
         return Line("memory", "note", f"{text}: at most {coming / GIGABYTE:.2f} GB are still to come; {mend}")
@@ -283,7 +280,7 @@ def _forecast_time(
     rollout = parts.config.rollout
     decode = rollout_seconds / max(record.num_sampled for record in records)
     rate = sum(len(record.token_ids) for record in records) / forward_seconds
-    passes = 4 if parts.config.model.gradient_checkpointing else 3  # forward, twice that back, and once more forward
+    passes = 4 - parts.memory.kept_layers / parts.memory.layers  # forward, twice that back, and some forward again
     waves = -(-rollout.trajectories_per_step // (rollout.decode_rows * parts.world_size))
     length = statistics.median(map(len, parts.data.prompts)) + rollout.max_new_tokens
     sampling = waves * rollout.max_new_tokens * decode

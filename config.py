@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,12 +29,21 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     # auto: SDPA per row on CPU, torch's varlen kernel on CUDA; eager: the plain softmax, exact across both phases
     attn_implementation: Literal["auto", "eager"] = "auto"
-    gradient_checkpointing: bool = True
+    # true: the backward pass computes every layer again; false: none; auto: as many as the GPU's memory asks for
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    router_replay: bool = False  # mixtures of experts: the update takes the experts that sampling took
     random_weights: bool = False  # the true shape from config.json alone, seeded by train.seed
     enable_thinking: bool = True  # hybrid templates: False appends the empty think block to every assistant header
+    reasoning_effort: Literal["low", "medium", "high"] | None = None  # GPT-OSS's prompt; null: medium
+    current_date: str | None = None  # YYYY-MM-DD, likewise; null: its release date, never the clock
 
     def __post_init__(self) -> None:
         require(bool(self.path), "model.path", self.path, "name a model folder, e.g. models/tiny_qwen3")
+        date = self.current_date
+        require(
+            date is None or re.fullmatch(r"\d{4}-\d\d-\d\d", date) is not None, "model.current_date", date,
+            "write YYYY-MM-DD, or null",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,7 +178,8 @@ class TrainConfig:
     max_grad_norm: float = 1.0
     updates_per_rollout: int = 1  # optimizer steps, each on its own share of the step's groups
     max_bad_steps: int = 3  # steps in a row with a loss or gradient that is not finite, before the run stops
-    max_tokens_per_micro_batch: int = 16384
+    # Of packed rows; auto: as many as keep their activations in the GPU's free memory, from a forecast at the start.
+    max_tokens_per_micro_batch: int | Literal["auto"] = "auto"
     offload_optimizer: bool = False  # Adam moments and fp32 weights in host memory
     save_every: int = 0  # steps between checkpoints; 0: only after the last step
     keep_checkpoints: int = 0  # newest checkpoints to keep, beside the best by evaluation; 0: all
@@ -188,9 +199,9 @@ class TrainConfig:
             require(0 <= value < 1, f"train.{name}", value, "must lie in [0, 1)")
         require(self.weight_decay >= 0, "train.weight_decay", self.weight_decay, "must not be negative")
         require(self.max_grad_norm > 0, "train.max_grad_norm", self.max_grad_norm, "must be above 0")
+        tokens = self.max_tokens_per_micro_batch
         require(
-            self.max_tokens_per_micro_batch >= 1, "train.max_tokens_per_micro_batch", self.max_tokens_per_micro_batch,
-            "must be at least 1 token",
+            tokens == "auto" or tokens >= 1, "train.max_tokens_per_micro_batch", tokens, "must be at least 1 token"
         )  # fmt: skip
         require(self.updates_per_rollout >= 1, "train.updates_per_rollout", self.updates_per_rollout, "at least 1")
         require(self.max_bad_steps >= 1, "train.max_bad_steps", self.max_bad_steps, "must be at least 1")
@@ -204,6 +215,9 @@ class TrainConfig:
             self.num_threads is None or self.num_threads >= 1, "train.num_threads", self.num_threads,
             "must be at least 1, or null",
         )  # fmt: skip
+
+
+AUTO_TOKENS = 16_384
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,7 +235,7 @@ class Config:
 
     def __post_init__(self) -> None:
         require(
-            self.train.max_tokens_per_micro_batch >= self.rollout.context_length,
+            self.micro_batch_tokens >= self.rollout.context_length,
             "train.max_tokens_per_micro_batch", self.train.max_tokens_per_micro_batch,
             f"must hold the longest trajectory, rollout.context_length={self.rollout.context_length}",
         )  # fmt: skip
@@ -235,6 +249,12 @@ class Config:
             "without a tool every trajectory has one turn; set 1, or tool.enabled true",
         )  # fmt: skip
 
+    @property
+    def micro_batch_tokens(self) -> int:
+        """train.max_tokens_per_micro_batch; on CPU "auto" is a constant, so that a resumed run splits alike."""
+        tokens = self.train.max_tokens_per_micro_batch
+        return max(AUTO_TOKENS, self.rollout.context_length) if tokens == "auto" else tokens
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
@@ -244,6 +264,7 @@ _WHOLE_SOFTMAX = "training samples the whole softmax, since that is the distribu
 _FOREIGN = {
     "top_p": f"{_WHOLE_SOFTMAX}; eval.top_p is for evaluation",
     "top_k": f"{_WHOLE_SOFTMAX}; eval.top_k is for evaluation",
+    "router_aux_loss_coef": "the auxiliary loss of whole batches depends on their split; set loss.router_balance",
     "batch_size": "set rollout.trajectories_per_step and train.max_tokens_per_micro_batch",
 }
 

@@ -75,12 +75,16 @@ def load_tokenizer(config: Config) -> Any:
 
 
 def load_chat(config: Config, tokenizer: Any) -> Any:
-    """The chat format, probed. Raises ChatTemplateError."""
-    from rollout.chat import Qwen3Chat
+    """The chat format of the model's family, probed. Raises ConfigError or ChatTemplateError."""
+    from transformers import AutoConfig
+
+    from modeling.shapes import shape_source
+    from rollout.chats import make_chat
     from tools import tool_schema
 
+    family = _from_hub("model.path", shape_source(config.model), AutoConfig).model_type
     tools = [tool_schema(config.tool)] if config.tool.enabled else []
-    return Qwen3Chat(tokenizer, tools=tools, enable_thinking=config.model.enable_thinking)
+    return make_chat(family, tokenizer, tools, config.model)
 
 
 def load_data(config: Config, chat: Any, path: str, once: bool = False) -> Any:
@@ -120,14 +124,24 @@ def check_model(config: Config) -> Any:
 
     import lora
     from modeling.attention import check_supported
+    from modeling.quantized import check_quantization
     from modeling.shapes import shape_source
 
     lora.check_available(config.lora)
     shape = _from_hub("model.path", shape_source(config.model), AutoConfig)
     try:
         check_supported(shape)
+        check_quantization(shape)
     except ValueError as error:
         raise ConfigError("model.path", config.model.path, str(error)) from error
+    experts = getattr(shape, "num_local_experts", 0)
+    if config.model.router_replay and not experts:
+        raise ConfigError(
+            "model.router_replay", True, f"{shape.model_type} has no experts whose choice could be replayed; set false"
+        )
+    if config.loss.router_balance and not experts:
+        value = config.loss.router_balance
+        raise ConfigError("loss.router_balance", value, f"{shape.model_type} has no experts to share alike; set 0")
     if config.rollout.context_length > shape.max_position_embeddings:
         raise ConfigError(
             "rollout.context_length", config.rollout.context_length,

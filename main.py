@@ -13,6 +13,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_config(args.config, args.set)
         _train(config, Path(args.run_dir or config.log.run_dir or f"runs/{Path(args.config).stem}"), args.resume)
     except UserError as error:
-        if os.environ.get("RANK", "0") == "0":
+        if error.of_one_rank or os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
         return USER_ERROR_STATUS
     return 0
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(config: Config, run_dir: Path, resume: bool) -> None:
     resume_from = inputs.check_run_dir(config, run_dir, resume)
+    from modeling.forecast import naming_the_setting
     from report.console import open_console
     from report.trackers import check_trackers
     from report.writers import open_writer
@@ -51,6 +53,7 @@ def _train(config: Config, run_dir: Path, resume: bool) -> None:
         if console:
             stack.callback(console.close)
         parts = stack.enter_context(built(config, console.progress if console else None))
+        stack.enter_context(naming_the_setting(parts.config))
         if console and config.train.check:
             from check import check, require_pass
 
@@ -62,14 +65,19 @@ def _train(config: Config, run_dir: Path, resume: bool) -> None:
         writer = open_writer(config, run_dir, console) if console else None
         if writer:
             stack.callback(writer.close)
+        tell = partial(_print_peak, parts.memory) if console and parts.policy.device.type == "cuda" else None
         trainer = Trainer(
-            config, parts.policy, parts.sample, lambda: parts.engine.stats, parts.chat, parts.tokenizer, parts.data,
-            parts.eval_data, run_dir, writer,
+            parts.config, parts.policy, parts.sample, lambda: parts.engine.stats, parts.chat, parts.tokenizer,
+            parts.data, parts.eval_data, run_dir, writer, tell,
         )  # fmt: skip
         first = trainer.resume(resume_from) if resume_from else 0
         if console and first >= config.train.steps:
             print(f"nothing left to do: {first} steps are done and train.steps={config.train.steps}", flush=True)
         trainer.run(first)
+
+
+def _print_peak(memory: Any) -> None:
+    print(memory.against_peak(), flush=True)
 
 
 def _check(words: Sequence[str]) -> int:
@@ -101,9 +109,10 @@ def built(config: Config, progress: Callable[[int, int, int, int], None] | None 
     try:
         device = building.device_of(config)
         policy, engine, kv_cache_bytes = building.build_policy(config, shape, device, chat, tool, progress)
+        config, memory = building.plan_memory(config, shape, policy, kv_cache_bytes)
         yield Parts(
             config, shape, tokenizer, chat, data, eval_data, tool, policy, engine, building.sample_with(engine),
-            kv_cache_bytes, rank, world_size,
+            memory, rank, world_size,
         )  # fmt: skip
     finally:
         if tool:
@@ -126,7 +135,7 @@ def _evaluate(words: Sequence[str]) -> int:
     try:
         sample = building.build_samplers(configs, shape, building.device_of(config), chats, tool)
         found = run_treatments({
-            name: Treatment(configs[name], data[name].problems, data[name].prompts, sample[name], chat.decode)
+            name: Treatment(configs[name], data[name].problems, data[name].prompts, sample[name], chat.answer)
             for name, chat in chats.items()
         }, step, Ranks())  # fmt: skip
     finally:
@@ -148,10 +157,10 @@ def _audit(words: Sequence[str]) -> int:
     if args.math_verify:
         from second_opinion import list_disagreements
 
-        return list_disagreements(run_dir, chat.decode)
+        return list_disagreements(run_dir, chat.answer)
     tool = None if args.no_tools else building.start_tool(config, rank=0)
     try:
-        counts, problems, missing = audit(run_dir, chat.decode, tool)
+        counts, problems, missing = audit(run_dir, chat.answer, tool)
     finally:
         if tool:
             tool.close()
@@ -177,7 +186,7 @@ def _compare(words: Sequence[str]) -> int:
 
 
 def _replay(words: Sequence[str]) -> int:
-    from policy import build_model
+    from modeling.loading import build_model
     from report import replay
     from trainer import sampling_of
 

@@ -29,11 +29,14 @@ class TokenColumns:
     turns: Tensor  # from 0
     since_tool: Tensor  # -1 in the first turn
     entropy: Tensor  # nats
+    top1: Tensor  # 0 or 1
     clipped: Tensor  # 0 or 1
     ratio_error: Tensor  # |pi / pi_old - 1|
     importance: Tensor
     importance_cut: Tensor  # 0 or 1
     kl: Tensor  # the estimate, 0 where there is no reference
+    balance: Tensor  # of the routers, 1 where even; 0 where it is not asked for
+    flips: Tensor  # share of layers whose experts differ from those of sampling; NaN in a dense model
     trained: Tensor  # 0 or 1; 0 in the batch of a rank that has nothing to train
 
     @staticmethod

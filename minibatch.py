@@ -42,9 +42,7 @@ def plan_updates(scored: Sequence[Scored], config: Config, world_size: int) -> l
         items = [s for group in active[first::count] + idle[first::count] for s in group]
         items.sort(key=lambda s: (s.record.prompt_index, s.record.sample_index))
         weights = token_weights(items, loss.policy, token_budget(config.rollout))
-        updates.append(
-            collate(items, weights, train.max_tokens_per_micro_batch, world_size, leave_out_equal=not with_kl)
-        )
+        updates.append(collate(items, weights, config.micro_batch_tokens, world_size, leave_out_equal=not with_kl))
     return updates
 
 

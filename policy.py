@@ -14,9 +14,9 @@ import logging
 import os
 import random
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidiactl") else "cpu")
 
@@ -25,34 +25,24 @@ import numpy
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 import lora
-from config import Config, ModelConfig
-from modeling.attention import IMPLEMENTATION, NO_MASK, training_rows
-from modeling.logprob import TokenLogprobs, token_logprobs
-from modeling.shapes import shape_source
+from config import Config
+from modeling.loading import build_model
+from modeling.logprob import TokenLogprobs
+from modeling.packed_model import PackedBatch, TokenLogprobModule
+from modeling.probe import check_attention
+from modeling.recompute import Recompute, free_bytes
 from reference import Reference
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
 transformers_logging.disable_progress_bar()
 
 
-class PackedBatch(Protocol):
-    """The fields of `data.ResponseTokenBatch` that a forward needs. N tokens, M of them predict a target."""
-
-    @property
-    def input_ids(self) -> Tensor: ...  # [1, N]
-    @property
-    def position_ids(self) -> Tensor: ...  # [1, N]
-    @property
-    def lengths(self) -> Sequence[int]: ...  # of the rows; they sum to N
-    @property
-    def predictors(self) -> Tensor: ...  # [M]
-    @property
-    def targets(self) -> Tensor: ...  # [M]
+BUCKET_ELEMENTS = 100_000_000  # of gradients that are reduced at once; DeepSpeed's default takes five times the memory
 
 
 def init_distributed(device: torch.device) -> None:
@@ -76,60 +66,32 @@ def register_rollout_engine(engine: type) -> None:
     DeepSpeedRolloutEngine.register(engine)
 
 
-def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrainedModel:
-    """The Hugging Face model on its device, with our attention; weights from the checkpoint or random."""
-    dtype = getattr(torch, config.dtype)
-    if not config.random_weights:
-        model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype, attn_implementation=IMPLEMENTATION)
-        return model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` without its signature
-    shape = AutoConfig.from_pretrained(shape_source(config))
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
-        torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=IMPLEMENTATION)
-
-
-def enable_checkpointing(model: PreTrainedModel) -> None:
-    """Recomputes each layer in the backward pass; non-reentrant, since a tied head's gradient must arrive once."""
-    renamed = getattr(model, "activation_checkpointing_enable", None)  # transformers 5.24's name for it
-    (renamed or model.gradient_checkpointing_enable)({"use_reentrant": False})
-
-
-class TokenLogprobModule(nn.Module):
-    """What DeepSpeed wraps: a packed batch in, log-probabilities of its sampled tokens out."""
-
-    def __init__(self, model: PreTrainedModel, implementation: str, temperature: float):
-        super().__init__()
-        self.model = model
-        self._implementation, self._temperature = implementation, temperature
-
-    def forward(self, batch: PackedBatch) -> TokenLogprobs:
-        like = cast(Tensor, self.model.get_input_embeddings().weight)
-        rows = training_rows(batch.lengths, self._implementation, like)
-        hidden = self.model.base_model(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=NO_MASK, use_cache=False,
-            rows=rows,
-        ).last_hidden_state[0]  # [N, H]  # fmt: skip
-        head = self.model.get_output_embeddings().weight
-        return token_logprobs(hidden[batch.predictors], head, batch.targets, self._temperature)
-
-
 class Policy:
     """One per process. Everything that DeepSpeed does happens behind these methods."""
 
     def __init__(self, config: Config, device: torch.device):
-        """Builds the model and the engine; `init_distributed` must have run."""
+        """Builds the model and the engine; `init_distributed` must have run.
+
+        Raises ConfigError where model.attn_implementation computes another attention than the model's own.
+        """
         self.config, self.device = config, device
         self.model = build_model(config.model, config.train.seed, device)
+        check_attention(self.model, config.model.attn_implementation)
         if config.lora.rank:
             lora.add_adapters(self.model, config.lora, config.train.seed)
-        if config.model.gradient_checkpointing:
-            enable_checkpointing(self.model)
-        module = TokenLogprobModule(self.model, config.model.attn_implementation, config.rollout.temperature)
+        self.recompute = Recompute(self.model.base_model.layers, config.model.gradient_checkpointing, device)
+        module = TokenLogprobModule(
+            self.model, config.model.attn_implementation, config.rollout.temperature, self.recompute,
+            config.model.router_replay, config.loss.router_balance > 0,
+        )  # fmt: skip
         self.world_size = dist.get_world_size()
+        self._accumulating = False  # between the first and the last micro-batch of an update
         self._reference = build_reference(config, device)
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here what its logger would not
             self._engine, self._optimizer, _, _ = deepspeed.initialize(
-                model=module, optimizer=build_optimizer(self.model, config), config=deepspeed_settings(config)
+                model=module,
+                optimizer=build_optimizer(self.model, config),
+                config=deepspeed_settings(config, self.world_size),
             )
 
     def eval(self) -> None:
@@ -140,6 +102,7 @@ class Policy:
 
     def token_logprobs(self, batch: PackedBatch) -> TokenLogprobs:
         """Log-probabilities [M] of the batch's sampled tokens under the current weights, differentiable."""
+        self.recompute.to_come = self._gradient_bytes()
         return self._engine(batch)
 
     @torch.no_grad()
@@ -161,11 +124,32 @@ class Policy:
         loss: this rank's part of the step's loss, with the global denominator in it
         """
         self._engine.set_gradient_accumulation_boundary(last)
-        # DeepSpeed averages gradients over ranks; the parts of our loss are to be summed. It also divides by
-        # gradient_accumulation_steps, which is 1 in its settings whatever the number of micro-batches.
-        self._engine.backward(loss * self.world_size)
+        self._engine.backward(loss)  # its settings undo DeepSpeed's two divisions: see `deepspeed_settings`
         if not last:
             self._engine.step()  # counts the micro-batch, updates nothing
+        self._accumulating = not last
+
+    def update_room(self) -> int | None:
+        """Bytes that a micro-batch may take on every rank, from what is free now; None on CPU. Collective.
+
+        Call it once cache and captured graphs stand. From here on torch's pools grow in place: micro-batches of unlike
+        sizes would tear them otherwise (15 of 147 GB lay idle in an update at 4B).
+        """
+        if self.device.type != "cuda":
+            return None
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        moments = 0 if self.config.train.offload_optimizer else 8 * trained // self.world_size
+        room = torch.tensor(free_bytes(self.device) - self._gradient_bytes() - moments, device=self.device)
+        dist.all_reduce(room, dist.ReduceOp.MIN)
+        return int(room)
+
+    def _gradient_bytes(self) -> int:
+        """What a backward pass allocates beside activations; the fp32 sum stays from a step's first one on."""
+        trained = [p.numel() for p in self.model.parameters() if p.requires_grad]
+        buckets = 3 * 4 * BUCKET_ELEMENTS  # the bucket, its copy for the reduction, and what that returns
+        largest = (2 + 4 + 4) * max(trained)
+        return buckets + largest + (0 if self._accumulating else 4 * sum(trained) // self.world_size)
 
     def step(self, learning_rate: float) -> float:
         """Clips and updates; returns the gradient's global norm before clipping.
@@ -268,13 +252,19 @@ def _decays(parameter: Tensor, embedding: Tensor) -> bool:
     return parameter.ndim > 1 and parameter is not embedding
 
 
-def deepspeed_settings(config: Config) -> dict[str, Any]:
+def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:
+    """Gradients are sums of parts that hold the global denominator, over micro-batches and ranks alike: DeepSpeed is
+    told to sum over ranks where it would average, and divides by gradient_accumulation_steps, which says 1 whatever
+    the number of micro-batches.
+    """
     zero: dict[str, Any] = {"stage": 2, "contiguous_gradients": True, "overlap_comm": False}
+    zero |= {"reduce_bucket_size": BUCKET_ELEMENTS, "reduce_scatter": world_size > 1}  # one rank: fewer copies
     if config.train.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
+        "gradient_allreduce_op": "sum",
         "gradient_clipping": config.train.max_grad_norm,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,

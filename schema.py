@@ -17,6 +17,8 @@ from typing import Any, Literal
 class UserError(Exception):
     """Something that a user can mend; the message is one line that says what and how. Anything else is our fault."""
 
+    of_one_rank = False  # not every rank raises it, so whichever does must say it
+
 
 class ConfigError(UserError, ValueError):
     """A setting that cannot work. The message is one line: field, value, what is wrong and the mend."""
@@ -118,7 +120,16 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in args:
             return None
-        return _coerce(name, value, next(a for a in args if a is not type(None)))
+        words = [word for a in args if typing.get_origin(a) is Literal for word in typing.get_args(a)]
+        others = [a for a in args if a is not type(None) and typing.get_origin(a) is not Literal]
+        if not others:
+            return _coerce(name, value, next(a for a in args if a is not type(None)))
+        other = others[0]
+        if words and isinstance(value, str):
+            mend = f"must be {_TYPE_WORDS[other]} or {', '.join(map(repr, words))}"
+            require(value in words, name, value, mend)
+            return value
+        return _coerce(name, value, other)
     if origin is tuple:
         require(
             isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value), name, value,

@@ -58,14 +58,10 @@ class Trainer:
         policy: Any,
         sample: Callable[[Sequence[list[int]], int, Callable[[], int], SamplingConfig], list[RolloutRecord]],
         rollout_stats: Callable[[], Any],
-        chat: Any,
-        tokenizer: Any,
-        data: TrainingData,
-        eval_data: TrainingData | None,
-        run_dir: Path,
-        writer: RunWriter | None,
-    ):
-        """writer: on rank 0; None on the others."""
+        chat: Any, tokenizer: Any, data: TrainingData, eval_data: TrainingData | None, run_dir: Path,
+        writer: RunWriter | None, after_first_step: Callable[[], None] | None = None,
+    ):  # fmt: skip
+        """writer: on rank 0; None on the others. after_first_step: of this process, once it is written."""
         self.config, self.policy, self.chat, self.tokenizer = config, policy, chat, tokenizer
         self.data, self.eval_data, self.run_dir = data, eval_data, run_dir
         self.ranks = Ranks()
@@ -75,7 +71,7 @@ class Trainer:
             gather=self.ranks.gather, keep=config.train.keep_checkpoints,
         )  # fmt: skip
         self._sample, self._rollout_stats = sample, rollout_stats
-        self._writer = writer
+        self._writer, self._after_first_step = writer, after_first_step
         self._bad_steps = BadSteps(run_dir, self.ranks.rank, config.train.max_bad_steps)
         self._seconds: dict[str, float] = {}
 
@@ -110,6 +106,8 @@ class Trainer:
                     row |= self.evaluate(done)
                 if self._writer:
                     self._writer.metrics(row)
+                if self._after_first_step and step == first_step:
+                    self._after_first_step()
                 self._bad_steps.check(done)
                 request = interruption.agreed(self.ranks.gather)
                 if request or _due(done, self.config.train.save_every, steps):
@@ -200,7 +198,7 @@ class Trainer:
         """answers: the reference of each prompt, by prompt_index."""
         grades = []
         for record in records:
-            text = self.chat.decode(record.token_ids[record.final_turn.start : record.final_turn.end])
+            text = self.chat.answer(record.token_ids[record.final_turn.start : record.final_turn.end])
             grades.append(grade_trajectory(text, record.stop, answers[record.prompt_index]))
         return grades
 
@@ -213,7 +211,7 @@ class Trainer:
         with self._clock("eval"):
             records = self._rollout(step, self.eval_data.prompts, evaluation.eval_sampling(self.config))
         name = "on" if self.config.tool.enabled else "off"
-        evaluated = {name: evaluation.Evaluation.of(records, self.eval_data.problems, self.chat.decode)}
+        evaluated = {name: evaluation.Evaluation.of(records, self.eval_data.problems, self.chat.answer)}
         found = evaluation.results(self.config, evaluated, step)
         if self._writer:
             evaluation.write_results(self.run_dir / f"evaluations/step_{step}.json", found)
@@ -249,6 +247,8 @@ class Trainer:
         if stats:
             row |= stats.row(self.config.loss)
             row["update_tokens_per_second"] = stats.tokens / self._seconds["update"]
+        if torch.cuda.is_available():
+            row["peak_memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
         row["rollout_tokens_per_second"] = sampled / self._seconds["rollout"]
         row |= {"seconds": round(self._seconds["total"], 4), **seconds}
         return row | sampled_step.rollout_row()

@@ -54,6 +54,10 @@ class OneUpdate:
     importance_cut: float  # share of tokens whose weight was truncated or masked
     kl: float  # mean estimate of KL(policy || reference), 0 without a reference
     gap: GapFigures  # this update's weights against the sampling log-probabilities
+    top1_agreement: float = 0.0  # share of tokens that were the likeliest of their distribution
+    balance: float = 0.0  # of the routers, 1 where even; 0 where loss.router_balance is off
+    flips: float = math.nan  # share of (token, layer) whose experts are not those of sampling; NaN in a dense model
+    flipped_tokens: float = 0.0  # share of tokens with at least one such layer
 
     @property
     def is_bad(self) -> bool:
@@ -73,13 +77,17 @@ class UpdateStats:
     def row(self, loss: LossConfig) -> dict[str, Any]:
         """For metrics.jsonl: sums and token means over the updates, what is off left out, None for a NaN."""
         row: dict[str, Any] = {"loss": _mean([u.loss for u in self.updates]), "tokens": self.tokens}
-        row |= {name: self._token_mean(name) for name in ("clip_fraction", "entropy")}
+        row |= {name: self._token_mean(name) for name in ("clip_fraction", "entropy", "top1_agreement")}
         row["grad_norm"] = _mean([u.grad_norm for u in self.updates])
         row["ratio_error"] = max(u.ratio_error for u in self.updates)
         if loss.importance != "off":
             row |= {name: self._token_mean(name) for name in ("importance_mean", "importance_cut")}
         if loss.kl_coef > 0:
             row["kl"] = self._token_mean("kl")
+        if loss.router_balance > 0:
+            row["router_balance"] = self._token_mean("balance")
+        if not math.isnan(self.updates[0].flips):
+            row |= {f"router_{name}": self._token_mean(name) for name in ("flips", "flipped_tokens")}
         row["bad_updates"] = sum(u.is_bad for u in self.updates)
         row |= {f"mismatch_{name}": value for name, value in dataclasses.asdict(self.mismatch).items()}
         if self.stale:
@@ -151,7 +159,8 @@ def _one_update(
 def batch_loss(
     out: TokenLogprobs, batch: ResponseTokenBatch, old: Tensor, reference: Tensor | None, loss: LossConfig
 ) -> tuple[Tensor, TokenColumns]:
-    """A micro-batch's part of the loss, a scalar: sum of weight x (importance x policy loss + kl_coef x KL).
+    """A micro-batch's part of the loss: sum of weight x (importance x policy loss + kl_coef x KL + router_balance x
+    balance), a scalar.
 
     old, reference  # [M] each, no gradient
     """
@@ -163,6 +172,10 @@ def batch_loss(
     if reference is not None:
         kl = kl_penalty(out.logprobs, reference, loss.kl_estimator)
         values = values + loss.kl_coef * kl
+    balance = torch.zeros_like(old)
+    if out.balance is not None:
+        balance = out.balance
+        values = values + loss.router_balance * balance
     present = out.logprobs.detach()
     columns = TokenColumns(
         gap=present - batch.behaviour_logprobs,
@@ -170,11 +183,14 @@ def batch_loss(
         turns=batch.turns,
         since_tool=batch.since_tool,
         entropy=out.entropy,
+        top1=torch.zeros_like(old) if out.top1 is None else out.top1,
         clipped=policy.clipped,
         ratio_error=torch.expm1(present - old).abs(),
         importance=corrected.weights,
         importance_cut=corrected.cut,
         kl=kl.detach(),
+        balance=balance.detach(),
+        flips=torch.full_like(old, math.nan) if out.flips is None else out.flips,
         trained=batch.weights > 0,
     )
     return (batch.weights * values).sum(), columns
@@ -188,10 +204,14 @@ def _summary(loss: float, grad_norm: float, tokens: TokenColumns) -> OneUpdate:
         tokens=count,
         clip_fraction=tokens.clipped.mean().item(),
         entropy=tokens.entropy.mean().item(),
+        top1_agreement=tokens.top1.mean().item(),
         ratio_error=tokens.ratio_error.max().item(),
         importance_mean=tokens.importance.mean().item(),
         importance_cut=tokens.importance_cut.mean().item(),
         kl=tokens.kl.mean().item(),
+        balance=tokens.balance.mean().item(),
+        flips=tokens.flips.mean().item(),
+        flipped_tokens=(tokens.flips > 0).double().mean().item(),
         gap=gap_figures(tokens.gap, tokens.turns, tokens.since_tool),
     )
 

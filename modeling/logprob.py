@@ -24,6 +24,9 @@ CHUNK_LOGITS = 1 << 25  # logits held at once: 134 MB in fp32, 220 rows at V = 1
 class TokenLogprobs:
     logprobs: Tensor  # [M] fp32, differentiable
     entropy: Tensor  # [M] fp32 nats, no gradient
+    top1: Tensor | None = None  # [M] fp32, 1 where no token is likelier than the target
+    flips: Tensor | None = None  # [M] share of layers whose experts differ from those of sampling; None: dense
+    balance: Tensor | None = None  # [M] fp32, differentiable: `modeling.routing.token_balance`; None: not asked for
 
 
 def head_logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
@@ -35,8 +38,13 @@ def head_logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
     return logits if temperature in (0.0, 1.0) else logits / temperature
 
 
-def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
-    """Log-probability of each target and the entropy of its distribution.
+def token_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, keep_logits: bool = False
+) -> TokenLogprobs:
+    """Log-probability of each target, the entropy of its distribution, and whether the target is its top.
+
+    keep_logits: CUDA only; keep all logits for the backward pass, [M, V] in the model dtype, instead of chunks that
+        are computed twice
 
     hidden: final hidden states  # [M, H]
     weight: LM head  # [V, H]
@@ -45,7 +53,7 @@ def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature:
     if hidden.device.type == "cuda":
         from modeling.logprob_kernel import FusedLogprobs  # needs Triton, which comes with torch's CUDA builds
 
-        return TokenLogprobs(*FusedLogprobs.apply(hidden, weight, targets, temperature))
+        return TokenLogprobs(*FusedLogprobs.apply(hidden, weight, targets, temperature, keep_logits))
     chunk = max(1, CHUNK_LOGITS // weight.shape[0])
     if hidden.shape[0] <= chunk:
         return TokenLogprobs(*_chunk_logprobs(hidden, weight, targets, temperature))
@@ -53,14 +61,17 @@ def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature:
         checkpoint(_chunk_logprobs, h, weight, t, temperature, use_reentrant=False)
         for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True)
     ]
-    logprobs, entropy = zip(*parts, strict=True)
-    return TokenLogprobs(torch.cat(logprobs), torch.cat(entropy))
+    return TokenLogprobs(*(torch.cat(figures) for figures in zip(*parts, strict=True)))
 
 
-def _chunk_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _chunk_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
     logits = head_logits(hidden, weight, temperature)
     log_total = logits.logsumexp(dim=-1)
-    logprobs = logits.gather(1, targets[:, None])[:, 0] - log_total
+    chosen = logits.gather(1, targets[:, None])[:, 0]
+    logprobs = chosen - log_total
     with torch.no_grad():
+        top1 = (chosen >= logits.amax(dim=-1)).float()
         entropy = log_total - (torch.softmax(logits, dim=-1) * logits).sum(dim=-1)
-    return logprobs, entropy
+    return logprobs, entropy, top1

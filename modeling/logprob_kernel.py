@@ -2,8 +2,9 @@
 
 The same function as `modeling.logprob`'s plain walk. A chunk of logits exists in the model dtype alone (311 MB for
 1,024 rows of 151,936 in bf16); the forward keeps hidden states, targets and one normaliser a row, and the backward
-computes the chunk's product again and turns it into its own gradient. Formulas: with p = softmax(z / T),
-d log p_t / d z = (1[t] - p) / T; the entropy is reported and not differentiated.
+computes the chunk's product again and turns it into its own gradient; where memory allows, all logits are kept
+instead. Formulas: with p = softmax(z / T),
+d log p_t / d z = (1[t] - p) / T; entropy and top-1 are reported and not differentiated.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ CHUNK_ROWS = 1024
 
 
 @triton.jit
-def _forward_kernel(z_ptr, target_ptr, logprob_ptr, entropy_ptr, log_total_ptr, V, stride, scale, BLOCK: tl.constexpr):
-    """One row a program: log-sum-exp and mean logit in one pass."""
+def logprob_forward_kernel(
+    z_ptr, target_ptr, logprob_ptr, entropy_ptr, top1_ptr, log_total_ptr, V, stride, scale, BLOCK: tl.constexpr
+):
+    """One row a program: log-sum-exp, mean logit and largest logit in one pass."""
     row = tl.program_id(0)
     z_row = z_ptr + row.to(tl.int64) * stride
     best = float("-inf")
@@ -39,11 +42,12 @@ def _forward_kernel(z_ptr, target_ptr, logprob_ptr, entropy_ptr, log_total_ptr, 
     target = tl.load(z_row + tl.load(target_ptr + row)).to(tl.float32) * scale
     tl.store(logprob_ptr + row, target - log_total)
     tl.store(entropy_ptr + row, log_total - weighted / total)
+    tl.store(top1_ptr + row, tl.where(target >= best, 1.0, 0.0))
     tl.store(log_total_ptr + row, log_total)
 
 
 @triton.jit
-def _backward_kernel(z_ptr, target_ptr, log_total_ptr, grad_ptr, V, stride, scale, BLOCK: tl.constexpr):
+def logprob_backward_kernel(z_ptr, target_ptr, log_total_ptr, grad_ptr, V, stride, scale, BLOCK: tl.constexpr):
     """Turns logits into their gradient, in place."""
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -56,40 +60,47 @@ def _backward_kernel(z_ptr, target_ptr, log_total_ptr, grad_ptr, V, stride, scal
 
 
 class FusedLogprobs(torch.autograd.Function):
-    """(hidden [M, H], weight [V, H], targets [M], temperature) -> (log-probs [M], entropy [M]), fp32."""
+    """(hidden [M, H], weight [V, H], targets [M], temperature, keep) -> (log-probs, entropy, top-1), each [M] fp32.
+
+    keep: all rows are one chunk, whose logits wait for the backward pass and become their own gradient there
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        logprobs, entropy, log_totals = torch.empty(3, len(targets), device=hidden.device, dtype=torch.float32)
-        buffer = hidden.new_empty(min(len(targets), CHUNK_ROWS), weight.shape[0])
-        for start in range(0, len(targets), CHUNK_ROWS):
-            part = slice(start, start + CHUNK_ROWS)
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, keep: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        logprobs, entropy, top1, log_totals = torch.empty(4, len(targets), device=hidden.device, dtype=torch.float32)
+        rows = len(targets) if keep else min(len(targets), CHUNK_ROWS)
+        buffer = hidden.new_empty(rows, weight.shape[0])
+        for start in range(0, len(targets), rows):
+            part = slice(start, start + rows)
             z = torch.mm(hidden[part], weight.T, out=buffer[: len(targets[part])])
-            _forward_kernel[(z.shape[0],)](
-                z, targets[part], logprobs[part], entropy[part], log_totals[part], z.shape[1], z.stride(0),
-                1.0 / temperature, BLOCK=4096,
+            logprob_forward_kernel[(z.shape[0],)](
+                z, targets[part], logprobs[part], entropy[part], top1[part], log_totals[part], z.shape[1],
+                z.stride(0), 1.0 / temperature, BLOCK=4096,
             )  # fmt: skip
         ctx.save_for_backward(hidden, weight, targets, log_totals)
-        ctx.temperature = temperature
-        ctx.mark_non_differentiable(entropy)
-        return logprobs, entropy
+        ctx.temperature, ctx.logits = temperature, buffer if keep else None
+        ctx.mark_non_differentiable(entropy, top1)
+        return logprobs, entropy, top1
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, log_totals = ctx.saved_tensors
         by_logprob = gradients[0].contiguous()
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
-        buffer = hidden.new_empty(min(len(targets), CHUNK_ROWS), weight.shape[0])
-        for start in range(0, len(targets), CHUNK_ROWS):
-            part = slice(start, start + CHUNK_ROWS)
-            z = torch.mm(hidden[part], weight.T, out=buffer[: len(targets[part])])
+        kept, ctx.logits = ctx.logits, None
+        buffer = hidden.new_empty(min(len(targets), CHUNK_ROWS), weight.shape[0]) if kept is None else kept
+        for start in range(0, len(targets), len(buffer)):
+            part = slice(start, start + len(buffer))
+            z = buffer[: len(targets[part])]
+            if kept is None:
+                torch.mm(hidden[part], weight.T, out=z)
             grid = (z.shape[0], triton.cdiv(z.shape[1], 4096))
-            _backward_kernel[grid](
+            logprob_backward_kernel[grid](
                 z, targets[part], log_totals[part], by_logprob[part], z.shape[1], z.stride(0), 1.0 / ctx.temperature,
                 BLOCK=4096,
             )  # fmt: skip
             torch.mm(z, weight, out=grad_hidden[part])
             grad_weight.addmm_(z.T, hidden[part])
-        return grad_hidden, grad_weight, None, None
+        return grad_hidden, grad_weight, None, None, None

@@ -10,7 +10,7 @@ strings in it are broken by a zero-width space, which leaves the visible text as
 suffix are checked); every id is looked up by token string.
 
 Left out: control strings in the prompt's own messages (they are the user's data), masks and log-probs (suffixes
-have neither), GPT-OSS's harmony format.
+have neither). GPT-OSS's harmony format is `rollout.chat_harmony`'s.
 """
 
 from __future__ import annotations
@@ -103,6 +103,23 @@ class Qwen3Chat:
         if self._opened_thinking and not text.startswith(THINK_OPEN):
             text = self._opened_thinking + text
         return parse_calls(text, self._schemas)
+
+    def calls(self, turn_ids: Sequence[int]) -> Parsed:
+        """`parse` of a sampled turn."""
+        return self.parse(self.decode(turn_ids))
+
+    def answer(self, turn_ids: Sequence[int]) -> str:
+        """What `reward.grade` is given of a final turn: all of it, since the grader knows this markup."""
+        return self.decode(turn_ids)
+
+    def answer_ids(self, text: str) -> list[int]:
+        """A turn that says `text` outside thinking and nothing else  # [T]."""
+        close = THINK_CLOSE if self._opened_thinking else ""
+        return [*self._encode(close + text), self.end_of_turn_id]
+
+    def reply_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
+        """`suffix_ids` for a sampled turn: a cut one, and one that stopped at <|endoftext|>, lack their end token."""
+        return self.suffix_ids(results, ended=turn_ids[-1] == self.end_of_turn_id)
 
     def suffix_ids(self, results: Sequence[str], ended: bool) -> list[int]:
         """Ids to append after a turn: one result per parsed item, in order, through the next assistant header  # [O].

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from config import UserError
 from rollout.calls import OpenTurn, call_seed, tool_call
-from rollout.chat import Qwen3Chat
+from rollout.chats import Chat
 from rollout.decoder import LAST_DRAW, Decoder, Pending
 from rollout.episode import Episode, TurnEnd
 from rollout.noise import row_key
@@ -28,6 +28,9 @@ from rollout.scheduler import Chunk, Scheduler
 from rollout.scheduler import Sequence as Slot
 from rollout.stats import RolloutStats
 from rollout.toolcall import Call, CallError
+
+# Pages of a row, how many of its tokens were computed, and how many are asked for -> their experts.
+Routes = Callable[[Sequence[int], int, int], bytes]
 
 
 class PolicyError(UserError, RuntimeError):
@@ -67,29 +70,21 @@ class RolloutEngine:
     run_type: type[RolloutRun]  # set below; a benchmark puts one here that follows a script instead of a policy
 
     def __init__(
-        self,
-        decoder: Decoder,
-        chat: Qwen3Chat,
-        tool: Tool | None,
-        *,
-        decode_rows: int,
-        page_size: int,
-        num_pages: int,
-        prefill_tokens: int,
-        forced_tokens: int = 0,
-        step_rows: int = 0,
-        deterministic: bool = False,
+        self, decoder: Decoder, chat: Chat, tool: Tool | None, *, decode_rows: int, page_size: int,
+        num_pages: int, prefill_tokens: int, forced_tokens: int = 0, step_rows: int = 0, deterministic: bool = False,
         resident: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-        progress: Callable[[int, int, int, int], None] | None = None,
-    ):
+        progress: Callable[[int, int, int, int], None] | None = None, routes: Routes | None = None,
+    ):  # fmt: skip
         """resident: gives a context within which the cache has its memory. progress: called each step with
-        trajectories that this process has done, those of all processes, tokens sampled, turns whose tool runs."""
+        trajectories that this process has done, those of all processes, tokens sampled, turns whose tool runs.
+        routes: `PagedCache.routes_of` of a mixture of experts."""
         self._decoder, self._chat, self._tool = decoder, chat, tool
         self._limits = {
             "decode_rows": decode_rows, "page_size": page_size, "num_pages": num_pages,
             "prefill_tokens": prefill_tokens, "forced_tokens": forced_tokens, "step_rows": step_rows,
         }  # fmt: skip
         self._deterministic, self._resident, self._progress = deterministic, resident, progress
+        self._routes = routes
         self.stats = RolloutStats()
 
     def generate(self, request: RolloutRequest, sampling: SamplingConfig) -> list[RolloutRecord]:
@@ -98,6 +93,7 @@ class RolloutEngine:
         self.stats = stats = RolloutStats()
         total = len(request.prompts) * sampling.n_samples_per_prompt
         run = self.run_type(self._chat, self._tool, Scheduler(**self._limits), sampling, request, stats)
+        run.routes = self._routes
         captures = self._decoder.captures
         with self._resident():
             stats.memory_seconds = time.perf_counter() - started
@@ -154,7 +150,7 @@ class RolloutRun:
 
     def __init__(
         self,
-        chat: Qwen3Chat,
+        chat: Chat,
         tool: Tool | None,
         scheduler: Scheduler,
         sampling: SamplingConfig,
@@ -167,6 +163,7 @@ class RolloutRun:
         self._request, self._exhausted = request, False
         self._episodes: dict[int, Episode] = {}  # by order
         self.open_turns: list[OpenTurn] = []  # in order of submission
+        self.routes: Routes | None = None
 
     @property
     def num_open_turns(self) -> int:
@@ -233,7 +230,7 @@ class RolloutRun:
                 self.end_turn(slot, episode, ended=end is TurnEnd.ENDED)
 
     def end_turn(self, slot: Slot, episode: Episode, ended: bool) -> None:
-        items = self._chat.parse(self._chat.decode(episode.turn_ids)).items if self._tool else ()
+        items = self._chat.calls(episode.turn_ids).items if self._tool else ()
         if not items:
             episode.close_turn(ended=ended)
             self.finish(slot, StopReason.ANSWERED if ended else StopReason.TURN_TOKENS)
@@ -271,8 +268,7 @@ class RolloutRun:
         if any(call.status == "infra" for call in calls):
             self.finish(turn.slot, StopReason.TOOL_INFRA)
             return
-        has_end = turn.episode.tokens[-1] == self._chat.end_of_turn_id  # a cut turn, or <|endoftext|>, lacks it
-        suffix = self._chat.suffix_ids([call.text for call in calls], ended=has_end)
+        suffix = self._chat.reply_ids(turn.episode.turn_ids, [call.text for call in calls])
         if turn.episode.has_room_for(suffix):
             turn.episode.append_suffix(suffix)
             self.scheduler.resume(turn.slot)
@@ -290,7 +286,9 @@ class RolloutRun:
         ]
 
     def finish(self, slot: Slot, stop: StopReason) -> None:
-        self.records.append(self._episodes.pop(slot.order).finish(stop))
+        episode = self._episodes.pop(slot.order)
+        routes = self.routes(slot.pages, slot.computed, len(episode.tokens) - 1) if self.routes else b""
+        self.records.append(episode.finish(stop, routes))
         self.scheduler.finish(slot)
 
 

@@ -96,7 +96,9 @@ class GraphDecoder:
         last = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
         overlap = torch.cuda.get_device_capability(device) >= (9, 0)
         rotary = rotary_table(model, context_length, cache.kv.dtype)
-        self._stack = DecodeStack(weights, cache.kv, self._table, last, rotary, max_rows + extra_rows, overlap=overlap)
+        self._stack = DecodeStack(
+            weights, cache.kv, self._table, last, rotary, max_rows + extra_rows, overlap=overlap, routes=cache.routes
+        )
         self._head = HeadSampler(self._stack, max_rows)
         self._max_rows, self.step_rows = max_rows, max_rows + extra_rows if extra_rows else 0
         self._sizes, self._wide_sizes = ladder(max_rows), wide_ladder(max_rows, extra_rows)
@@ -194,7 +196,10 @@ def rotary_table(model: PreTrainedModel, context_length: int, dtype: torch.dtype
     positions = torch.arange(context_length, device=device)[None]
     rotary: Any = model.base_model.rotary_emb
     cos, sin = rotary(torch.empty(0, dtype=dtype, device=device), positions)
-    return cos[0].contiguous(), sin[0].contiguous()
+    # GPT-OSS's gives one column for both halves of a head.
+    attention: Any = model.base_model.layers[0].self_attn  # type: ignore[index, union-attr]
+    halves = attention.head_dim // cos.shape[-1]
+    return cos[0].repeat(1, halves), sin[0].repeat(1, halves)
 
 
 def _pinned(*shape: int) -> Tensor:

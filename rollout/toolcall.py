@@ -73,16 +73,23 @@ class ToolSchemas:
     """What a call is checked against: each tool's name, required fields and the JSON type of each field.
 
     tools: function schemas in the OpenAI form, as the chat template takes them.
+    named: whether a call's JSON holds the tool's name (Hermes) or its arguments alone (harmony), for the hint
     """
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]]):
+    def __init__(self, tools: Sequence[Mapping[str, Any]], named: bool = True):
         self._parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
         self.names = tuple(self._parameters)
         self.hint = "; this turn may call no tool"
         if self.names:
             required = self._parameters[self.names[0]].get("required", ())
-            example = {"name": self.names[0], "arguments": dict.fromkeys(required, "...")}
+            arguments = dict.fromkeys(required, "...")
+            example = {"name": self.names[0], "arguments": arguments} if named else arguments
             self.hint = f"; write {json.dumps(example)}"
+
+    def only_field(self, name: str) -> str | None:
+        """The one string that a known tool takes, or None where it takes more or something else."""
+        fields = self._parameters[name].get("properties", {})
+        return next((f for f, field in fields.items() if len(fields) == 1 and field.get("type") == "string"), None)
 
     def bad_argument(self, name: str, arguments: dict[str, Any]) -> str | None:
         """What is wrong with the arguments of a known tool, or None."""
@@ -160,7 +167,7 @@ def _read_block(text: str, start: int, last_close: int, schemas: ToolSchemas) ->
 
     None in place of the item: the begin tag was only mentioned, in thinking that ends at that index.
     """
-    value, end, problem = _decode(text, start)
+    value, end, problem = decode_json(text, start)
     search_from = end if isinstance(value, dict) else start  # only an object may hold an end tag, in its strings
     close = text.find(CALL_CLOSE, search_from) if search_from <= last_close else -1
     if close < 0 or end != close:
@@ -175,8 +182,8 @@ def _read_block(text: str, start: int, last_close: int, schemas: ToolSchemas) ->
     return _check(value, schemas), close + len(CALL_CLOSE)
 
 
-def _decode(text: str, start: int) -> tuple[Any, int, str | None]:
-    """One JSON value and the index after it and its blanks; or None, -1 and the problem."""
+def decode_json(text: str, start: int) -> tuple[Any, int, str | None]:
+    """One JSON value and the index after it and its blanks; or None, -1 and the problem. Raw line breaks may stand."""
     begin = _skip_blanks(text, start)
     try:
         value, end = _JSON.raw_decode(text, begin)
@@ -222,11 +229,18 @@ def _check(value: Any, schemas: ToolSchemas) -> Call | CallError:
         return CallError(CallErrorCode.MISSING_ARGUMENTS, f'"arguments" is missing{schemas.hint}')
     arguments = value["arguments"]
     if isinstance(arguments, str):
-        arguments, end, _ = _decode(arguments, 0)  # some models send the object as a string: read it, but only once
+        arguments, end, _ = decode_json(
+            arguments, 0
+        )  # some models send the object as a string: read it, but only once
         if end != len(value["arguments"]):
             arguments = None
     if not isinstance(arguments, dict):
         return CallError(CallErrorCode.BAD_ARGUMENTS, f'"arguments" must be a JSON object{schemas.hint}')
+    return check_arguments(name, arguments, schemas)
+
+
+def check_arguments(name: str, arguments: dict[str, Any], schemas: ToolSchemas) -> Call | CallError:
+    """The call of a known tool, or what is wrong with its arguments."""
     problem = schemas.bad_argument(name, arguments)
     if problem is not None:
         return CallError(CallErrorCode.BAD_ARGUMENTS, problem + schemas.hint)

@@ -11,16 +11,22 @@ import importlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)  # read when a kernel is defined
 
 import torch
 import triton
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, GptOssConfig, Qwen2Config, Qwen3Config
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+import lora
+from config import LoraConfig
+from modeling.attention import IMPLEMENTATION, NO_MASK, TrainingRows, sdpa_softmax
+
 ROOT = Path(__file__).resolve().parent.parent
+MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24}
 compiled: set[str] = set()
 
 
@@ -49,21 +55,29 @@ def compile_only() -> None:
     JITFunction.run = warm
 
 
+def small_model(config_type: type) -> Any:
+    config = config_type(
+        vocab_size=256, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, **(MIXTURE if config_type is GptOssConfig else {}),
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=IMPLEMENTATION)
+
+
 def decode_and_sample() -> None:
     from modeling.decode_stack import DecodeStack
     from modeling.fused import decode_weights
     from rollout.sampling_kernel import HeadSampler, sample
 
-    for config_type, rows in ((Qwen3Config, 4), (Qwen2Config, 64)):
-        config = config_type(
-            vocab_size=256, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=64,
-        )  # fmt: skip
-        weights = decode_weights(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16))
+    for config_type, rows, rank in ((Qwen3Config, 4, 0), (Qwen2Config, 64, 16), (GptOssConfig, 16, 8)):
+        model = small_model(config_type)
+        if rank:
+            lora.add_adapters(model, LoraConfig(rank=rank), seed=0)
+        weights = decode_weights(model)
         kv = torch.zeros(2, 2, 8, 2, 16, 64, dtype=torch.bfloat16)
         table, last = torch.zeros(rows + 1, 4, dtype=torch.int32), torch.zeros(rows + 1, dtype=torch.int32)
         rotary = (torch.zeros(64, 64, dtype=torch.bfloat16),) * 2
-        stack = DecodeStack(weights, kv, table, last, rotary, rows, overlap=True)
+        routes = torch.zeros(2, 8, 16, 2, dtype=torch.uint8)
+        stack = DecodeStack(weights, kv, table, last, rotary, rows, overlap=True, routes=routes)
         stack.launch(rows)
         stack.launch(rows, together=True)
         HeadSampler(stack, rows).launch(rows, 0.7)
@@ -78,7 +92,24 @@ def training_logprobs() -> None:
     FusedLogprobs.apply(hidden, head, torch.zeros(4, dtype=torch.int64), 1.0)[0].sum().backward()
 
 
-DRIVES = (decode_and_sample, training_logprobs)
+def training_layers() -> None:
+    from modeling.train_gate import silu_gate
+    from modeling.train_layers import fuse
+
+    ids = torch.zeros(1, 8, dtype=torch.int64)
+    for config_type in (Qwen3Config, Qwen2Config):
+        model = small_model(config_type).train()
+        fuse(model)
+        out = model.base_model(
+            input_ids=ids, position_ids=torch.arange(8)[None], attention_mask=NO_MASK, use_cache=False,
+            rows=TrainingRows((8,), sdpa_softmax),
+        )  # fmt: skip
+        out.last_hidden_state.sum().backward()
+    gate, up = (torch.zeros(8, 256, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    silu_gate(gate, up).sum().backward()  # as with an adapter on the down projection
+
+
+DRIVES = (decode_and_sample, training_logprobs, training_layers)
 
 
 def kernels() -> set[str]:

@@ -10,10 +10,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from config import load_config
-from modeling.forecast import forecast
+from modeling.forecast import MOST_TOKENS, OutOfMemory, forecast, micro_batch_tokens, naming_the_setting
 
 ROOT = Path(__file__).parent.parent
-CONFIG = load_config(ROOT / "configs/qwen3_8b_8gpu.json")
+SETTINGS = ("train.max_tokens_per_micro_batch=8192", "model.gradient_checkpointing=true")
+CONFIG = load_config(ROOT / "configs/qwen3_8b_8gpu.json", SETTINGS)
 SHAPE = AutoConfig.from_pretrained(ROOT / "models/shapes/Qwen3-8B")
 PARAMETERS = 8_190_735_360
 
@@ -75,3 +76,34 @@ def test_activations_of_a_layer_are_about_what_autograd_keeps():
     logits = 3 * 4 * tokens * model.config.vocab_size
     estimate = forecast(config, model.config, model.num_parameters(), 0, 1).update - logits
     assert estimate == pytest.approx(sum(seen.values()), rel=0.5)
+
+
+def test_auto_takes_the_tokens_whose_activations_all_fit_and_one_row_at_least():
+    auto = changed(train={"max_tokens_per_micro_batch": "auto"}, model={"gradient_checkpointing": "auto"})
+    layers = SHAPE.num_hidden_layers
+    counts = [micro_batch_tokens(auto, SHAPE, int(room * 1e9)) for room in (1, 20, 40, 80, 1000)]
+    assert counts == sorted(counts)
+    assert counts[0] == auto.rollout.context_length
+    assert counts[-1] == MOST_TOKENS
+    tokens = micro_batch_tokens(auto, SHAPE, 60 * 10**9)
+    resolved = changed(train={"max_tokens_per_micro_batch": tokens}, model={"gradient_checkpointing": "auto"})
+    memory = forecast(resolved, SHAPE, PARAMETERS, 0, 8, 60 * 10**9)
+    assert memory.kept_layers == layers and 50e9 < memory.update <= 60e9
+
+
+def test_fewer_layers_are_kept_in_less_room():
+    config = changed(train={"max_tokens_per_micro_batch": 16384}, model={"gradient_checkpointing": "auto"})
+    found = [forecast(config, SHAPE, PARAMETERS, 0, 8, int(room * 1e9)) for room in (0, 12, 30, 60, 100)]
+    kept = [memory.kept_layers for memory in found]
+    assert kept == sorted(kept) and kept[0] == 0 and kept[-1] == SHAPE.num_hidden_layers and len(set(kept)) == 5
+    assert all(memory.update <= room * 1e9 for memory, room in zip(found[1:], (12, 30, 60, 100), strict=True))
+    assert forecast(config, SHAPE, PARAMETERS, 0, 8).kept_layers == 0  # on CPU auto recomputes all
+
+
+def test_a_full_gpu_is_one_line_that_names_what_to_lower():
+    with pytest.raises(OutOfMemory) as raised, naming_the_setting(CONFIG):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
+    message = str(raised.value)
+    for part in ("train.max_tokens_per_micro_batch=8192", "rollout.kv_memory_fraction=0.", "out of memory", "offload"):
+        assert part in message
+    assert "\n" not in message and raised.value.of_one_rank

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
+import lora
+from config import LoraConfig
 from modeling.attention import IMPLEMENTATION
+from modeling.experts import IMPLEMENTATION as EXPERTS
 from rollout.cache import PagedCache
 from rollout.decoder import LAST_DRAW, EagerDecoder
 from rollout.noise import row_key
@@ -18,7 +23,8 @@ from modeling.decode_stack import FEED, KEY0, KEY1, PAGE, POSITION, SLOT, TOKEN 
 from rollout.graphs import GraphDecoder, _fill, _order, fitting, ladder, rows_beside, wide_ladder  # isort: skip
 
 gpu = pytest.mark.skipif(DEVICE == "cpu", reason="captured graphs need a CUDA device")
-FAMILIES = {"qwen3": Qwen3Config, "llama": LlamaConfig, "qwen2": Qwen2Config}
+FAMILIES = {"qwen3": Qwen3Config, "llama": LlamaConfig, "qwen2": Qwen2Config, "gpt_oss": GptOssConfig}
+MIXTURE = {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 24}
 PAGE_SIZE, CONTEXT, VOCABULARY = 16, 256, 311
 
 
@@ -27,8 +33,11 @@ def make(family: str, dtype: torch.dtype = torch.float32):
     config = FAMILIES[family](
         vocab_size=VOCABULARY, hidden_size=128, intermediate_size=192, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, tie_word_embeddings=family == "qwen3", max_position_embeddings=512,
+        **(MIXTURE if family == "gpt_oss" else {}),
     )  # fmt: skip
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        config, attn_implementation=IMPLEMENTATION, experts_implementation=EXPERTS, dtype=torch.float32
+    )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.15 if parameter.ndim > 1 else 0.3, mean=float(parameter.ndim == 1))
     model = model.to(DEVICE, dtype).eval()
@@ -88,6 +97,25 @@ def test_a_graph_draws_the_ids_and_logprobs_of_the_eager_decoder(family, tempera
     torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(expected[1]), atol=2e-5, rtol=1e-4)
     assert decoder.replays > 0
     assert decoder.captures == len(ladder(6)), "everything was captured at the start"
+
+
+@gpu
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_graph_draws_through_adapters_what_the_modules_draw(family):
+    def adapted():
+        model, cache = make(family)
+        lora.add_adapters(model, LoraConfig(rank=8, alpha=8), seed=0)
+        generator = torch.Generator(DEVICE).manual_seed(4)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1, generator=generator)
+        return model, cache
+
+    expected = rollout(eager(*adapted()), [3, 40, 17], 30)
+    lines, logprobs = rollout(graphs(*adapted()), [3, 40, 17], 30)
+    assert lines == expected[0] != rollout(eager(*make(family)), [3, 40, 17], 30)[0]
+    torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(expected[1]), atol=2e-5, rtol=1e-4)
 
 
 @gpu

@@ -73,7 +73,7 @@ MAY_IMPORT = {"deepspeed": {"policy", "main"}}
 NO_TORCH = (
     "config", "loss_config", "watch_config", "schema", "tools", "boxes", "reward", "groups", "checkpoint", "sandbox",
     "report", "rollout.scheduler", "rollout.pages", "rollout.records", "rollout.episode", "rollout.toolcall",
-    "arguments",
+    "rollout.harmony", "rollout.harmony_prompt", "arguments",
 )  # fmt: skip
 
 

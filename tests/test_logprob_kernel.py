@@ -23,14 +23,19 @@ def case(length: int, vocabulary: int, dtype=torch.float32):
 
 @pytest.mark.parametrize(("length", "vocabulary"), [(1, 50), (3, 4096), (11, 5000)])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_value_and_gradient_equal_the_plain_walk_over_uneven_chunks(monkeypatch, length, vocabulary, temperature):
+@pytest.mark.parametrize("keep", [False, True])
+def test_value_and_gradient_equal_the_plain_walk_over_uneven_chunks(
+    monkeypatch, length, vocabulary, temperature, keep
+):
     monkeypatch.setattr(logprob_kernel, "CHUNK_ROWS", 4)
     hidden, weight, targets = case(length, vocabulary)
-    logprobs, entropy = logprob_kernel.FusedLogprobs.apply(hidden, weight, targets, temperature)
-    expected, expected_entropy = _chunk_logprobs(hidden, weight, targets, temperature)
+    targets[1:2] = (hidden @ weight.T)[1:2].argmax(-1)  # the top of its row
+    logprobs, entropy, top1 = logprob_kernel.FusedLogprobs.apply(hidden, weight, targets, temperature, keep)
+    expected, expected_entropy, expected_top1 = _chunk_logprobs(hidden, weight, targets, temperature)
     torch.testing.assert_close(logprobs, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(entropy, expected_entropy, rtol=1e-4, atol=1e-4)
-    assert not entropy.requires_grad
+    assert not (entropy.requires_grad or top1.requires_grad)
+    assert torch.equal(top1, expected_top1)
     coefficients = torch.linspace(-1, 1, length, device=DEVICE)
     ours = torch.autograd.grad((logprobs * coefficients).sum(), (hidden, weight))
     theirs = torch.autograd.grad((expected * coefficients).sum(), (hidden, weight))
@@ -47,6 +52,6 @@ def test_one_long_row_at_full_vocabulary_stays_under_700_mb_above_its_hidden_sta
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    logprobs, _ = logprob_kernel.FusedLogprobs.apply(hidden, weight, targets, 1.0)
+    logprobs, _, _ = logprob_kernel.FusedLogprobs.apply(hidden, weight, targets, 1.0)
     logprobs.sum().backward()
     assert torch.cuda.max_memory_allocated() - before < 700e6 + hidden.numel() * 2

@@ -1,0 +1,99 @@
+"""The module that training wraps: a packed batch in, log-probabilities of its sampled tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from modeling.attention import NO_MASK, Rows, training_rows
+from modeling.fused import can_fuse
+from modeling.logprob import TokenLogprobs, token_logprobs
+from modeling.recompute import Recompute
+from modeling.routing import Recorded
+
+
+class PackedBatch(Protocol):
+    """The fields of `data.ResponseTokenBatch` that a forward needs. N tokens, M of them predict a target."""
+
+    @property
+    def input_ids(self) -> Tensor: ...  # [1, N]
+    @property
+    def position_ids(self) -> Tensor: ...  # [1, N]
+    @property
+    def lengths(self) -> Sequence[int]: ...  # of the rows; they sum to N
+    @property
+    def predictors(self) -> Tensor: ...  # [M]
+    @property
+    def targets(self) -> Tensor: ...  # [M]
+    @property
+    def routes(self) -> Tensor | None: ...  # [N, layers * k] uint8, the experts of sampling; None: not known
+
+
+class TokenLogprobModule(nn.Module):
+    """What DeepSpeed wraps: a packed batch in, log-probabilities of its sampled tokens out."""
+
+    def __init__(
+        self, model: PreTrainedModel, implementation: str, temperature: float, recompute: Recompute | None = None,
+        router_replay: bool = False, router_balance: bool = False,
+    ):  # fmt: skip
+        """recompute: for a model that is trained; without it nothing is kept beyond what autograd asks for
+
+        router_balance: whether the routers' balance is measured
+        """
+        super().__init__()
+        self.model, self._recompute = model, recompute
+        self._implementation, self._temperature = implementation, temperature
+        self._replay, self._balance = router_replay, router_balance
+
+    def forward(self, batch: PackedBatch) -> TokenLogprobs:
+        head = cast(Tensor, self.model.get_output_embeddings().weight)
+        keep = False
+        if self._recompute and torch.is_grad_enabled():
+            keep = self._recompute.begin(len(batch.targets) * head.shape[0] * head.element_size())
+        rows = batch_rows(self.model.config, self._implementation, batch.lengths, head)
+        routes = None
+        if batch.routes is None and self._balance:
+            raise ValueError("batch.routes=None: loss.router_balance needs the experts that sampling recorded")
+        if batch.routes is not None:
+            row_of = row_of_each(batch.lengths, head.device) if self._balance else None
+            rows.routes = routes = Recorded(batch.routes, self.model.config.num_hidden_layers, self._replay, row_of)
+        hidden = self.model.base_model(
+            input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=NO_MASK, use_cache=False,
+            rows=rows,
+        ).last_hidden_state[0]  # [N, H]  # fmt: skip
+        out = token_logprobs(hidden[batch.predictors], head, batch.targets, self._temperature, keep)
+        if routes is None:
+            return out
+        balance = routes.balance
+        return replace(
+            out,
+            flips=routes.flips[batch.predictors],
+            balance=None if balance is None else balance[batch.predictors],
+        )
+
+
+def batch_rows(shape: Any, implementation: str, lengths: Sequence[int], like: Tensor) -> Rows:
+    """The attention of a batch; cuDNN takes part where nothing but the plain causal softmax is asked for.
+
+    shape: the Hugging Face config; implementation: model.attn_implementation; like: a tensor of the model's
+    """
+    half = like.dtype in (torch.bfloat16, torch.float16)
+    if implementation == "auto" and half and can_fuse(shape, like.device):
+        from modeling.train_attention import LongTrainingRows, cudnn_serves
+
+        heads, groups = shape.num_attention_heads, shape.num_key_value_heads
+        size = getattr(shape, "head_dim", None) or shape.hidden_size // heads
+        if cudnn_serves(heads, groups, size, like.dtype, like.device):
+            return LongTrainingRows(lengths, like.device)
+    return training_rows(lengths, implementation, like)
+
+
+def row_of_each(lengths: Sequence[int], device: torch.device) -> Tensor:
+    """The row of each token of a packed line  # [N]"""
+    counts = torch.tensor(list(lengths))
+    return torch.arange(len(counts)).repeat_interleave(counts).to(device)
