@@ -1,9 +1,9 @@
 """Tool calls in the text of one assistant turn, in the Qwen3 (Hermes) markup: `<tool_call>` JSON `</tool_call>`.
 
-Invariants: whatever the text, `parse_calls` returns, in time that grows with its length alone (no part of it is scanned
-once a call); calls and errors keep their order, so that each gets its own answer in that order; nothing inside thinking is a call; what cannot be read with certainty is an error
-that the model is shown, never a guess that runs. Tags are read where they structure the text, not inside a JSON
-string: code may print `</think>` or `</tool_call>`.
+Invariants: whatever the text, `parse_calls` returns, in time that grows with its length (nothing is scanned once a
+call); calls and errors keep their order, so that each gets its own answer in that order; nothing inside thinking is a
+call; what cannot be read with certainty is an error that the model is shown, never a guess that runs. Tags are read
+where they structure the text, not inside a JSON string: code may print `</think>` or `</tool_call>`.
 
 Left out: other dialects (their markup inside the tags is an error) and a limit on the number of calls, which
 `rollout.max_new_tokens` bounds. Standard library only.
