@@ -20,6 +20,7 @@ import arguments
 import building
 import inputs
 from config import Config, UserError, load_config
+from interruption import Interruption
 
 USER_ERROR_STATUS = 2
 
@@ -31,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return SUBCOMMANDS[words[0]](words[1:])
         args = arguments.train_parser().parse_args(words)
         config = load_config(args.config, args.set)
-        _train(config, Path(args.run_dir or config.log.run_dir or f"runs/{Path(args.config).stem}"), args.resume)
+        run_dir = Path(args.run_dir or config.log.run_dir or f"runs/{Path(args.config).stem}")
+        with Interruption(config.train.max_minutes) as interruption:  # from here on signals are obeyed
+            _train(config, run_dir, args.resume, interruption)
     except UserError as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
@@ -39,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _train(config: Config, run_dir: Path, resume: bool) -> None:
+def _train(config: Config, run_dir: Path, resume: bool, interruption: Interruption) -> None:
     resume_from = inputs.check_run_dir(config, run_dir, resume)
     from report.console import open_console
     from report.trackers import check_trackers
@@ -69,7 +72,7 @@ def _train(config: Config, run_dir: Path, resume: bool) -> None:
         first = trainer.resume(resume_from) if resume_from else 0
         if console and first >= config.train.steps:
             print(f"nothing left to do: {first} steps are done and train.steps={config.train.steps}", flush=True)
-        trainer.run(first)
+        trainer.run(first, interruption)
 
 
 def _check(words: Sequence[str]) -> int:
