@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from config import Config, ConfigError
+from files import say
 
 
 def start_tool(config: Config, rank: int) -> Any:
@@ -20,7 +21,7 @@ def start_tool(config: Config, rank: int) -> Any:
 
     tool = PythonTool(config.tool)
     if rank == 0:
-        print(tool.report, flush=True)
+        say(tool.report)
     return tool
 
 

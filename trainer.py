@@ -21,6 +21,7 @@ import evaluation
 from badsteps import BadSteps
 from config import Config, TrainConfig
 from data import Problem, ProblemStream, data_digest
+from files import say
 from groups import SampledStep, by_prompt, count_reasons, equal_share, with_overlong_penalty, without_equal_groups
 from infra import InfraError, check_sandbox
 from interruption import Interruption, Request
@@ -83,7 +84,8 @@ class Trainer:
                 f"the data cursor would be wrong; restore them, or start a new run with model.path={folder}"
             )
         if self._writer:
-            self._writer.rewind(state["step"])
+            self.ranks.attempt(self._writer.rewind, state["step"])
+        self.ranks.raise_any()
         return state["step"]
 
     def run(self, first_step: int, interruption: Interruption) -> None:
@@ -96,10 +98,10 @@ class Trainer:
             figures = self.evaluate(0)
             if self._writer:
                 shown = ("eval_avg_at_k", "eval_avg_low", "eval_avg_high", "eval_cut", "eval_boxless")
-                print("before training", *(f" {name} {figures[name]:.4g}" for name in shown), flush=True)
+                say("  ".join(["before training", *(f"{name} {figures[name]:.4g}" for name in shown)]))
         if interruption.ends(gather):
             if self._writer:
-                print("ended before the first step; there is nothing new to save", flush=True)
+                say("ended before the first step; there is nothing new to save")
             return
         for step in range(first_step, steps):
             row = self._step_or_last_checkpoint(step)
@@ -107,7 +109,8 @@ class Trainer:
             if self.eval_data and _due(done, self.config.eval.every, steps):
                 row |= self.evaluate(done)
             if self._writer:
-                self._writer.metrics(row)
+                self.ranks.attempt(self._writer.metrics, row)
+            self.ranks.raise_any()
             self._bad_steps.check(done)
             request = interruption.agreed(gather)
             if request or _due(done, self.config.train.save_every, steps):
@@ -140,9 +143,9 @@ class Trainer:
         with self._clock("write"):
             if self._writer:
                 answers = [self.data.problems[index].answer for index in sampled.indices]
-                self._writer.trajectories(step + 1, sampled.records, sampled.scored, answers)
+                self.ranks.attempt(self._writer.trajectories, step + 1, sampled.records, sampled.scored, answers)
         if stats:
-            self._bad_steps.watch(step + 1, mine, stats)
+            self.ranks.attempt(self._bad_steps.watch, step + 1, mine, stats)
         self._seconds["total"] = time.perf_counter() - started
         return self._row(step, sampled, stats)
 
@@ -214,7 +217,8 @@ class Trainer:
         evaluated = {name: evaluation.Evaluation.of(records, self.eval_data.problems, self.chat.decode)}
         found = evaluation.results(self.config, evaluated, step)
         if self._writer:
-            evaluation.write_results(self.run_dir / f"evaluations/step_{step}.json", found)
+            self.ranks.attempt(evaluation.write_results, self.run_dir / f"evaluations/step_{step}.json", found)
+        self.ranks.raise_any()
         figures = evaluation.metrics(found["scores"][name]) | {"seconds": self._seconds.pop("eval")}
         return {f"eval_{name}": value for name, value in figures.items()}
 

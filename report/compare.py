@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from files import OUT, write_whole
 from report import charts
 from report.blobs import pack_json
-from report.html import render, write_page
+from report.html import render
 from report.runs import NORMAL_95, Column, Run, RunError, read_run
 
 # Name in the metrics row, its words, and which way is better (+1 up, -1 down, 0 neither).
@@ -63,7 +64,7 @@ def compare(a: Path, b: Path, last: int, out: str | None) -> str:
     runs = read_run(a), read_run(b)
     pairs = paired(*runs, last)
     path = Path(out) if out else b / "compare.html"
-    write_page(path, _page(*runs, pairs))
+    write_whole(path, _page(*runs, pairs), OUT)
     header = ["", "A", "B", "B - A", "95 %", "steps", ""]
     lines = _aligned([header, *(pair.cells() for pair in pairs)])
     changed = [f"{name}: {was} -> {now}" for name, was, now in settings_changed(*runs)]

@@ -8,7 +8,6 @@ through), since a model can write a string that is not valid Unicode and the run
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from config import UserError
+from files import write_whole
 from rollout.records import RolloutRecord, Scored
 
 _CALL = pa.struct([
@@ -79,11 +79,11 @@ def write_step(
 
 
 def write_table(run_dir: Path, step: int, table: pa.Table) -> None:
-    """table: of `SCHEMA`. Written beside its place and renamed."""
+    """table: of `SCHEMA`."""
     path = step_path(run_dir, step)
-    partial = path.with_name(path.name + ".partial")
-    pq.write_table(table, partial, compression="zstd", compression_level=1)
-    os.replace(partial, path)
+    content = pa.BufferOutputStream()
+    pq.write_table(table, content, compression="zstd", compression_level=1)
+    write_whole(path, content.getvalue().to_pybytes())
 
 
 def _lists(rows: Sequence[Sequence[Any]], code: str, kind: pa.DataType) -> pa.ListArray:
