@@ -93,7 +93,10 @@ def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any)
 
 
 def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: bool = True) -> Any:
-    """Captured graphs on CUDA, unless `graphs` or rollout.cuda_graphs is off; eager decoding elsewhere."""
+    """Captured graphs on CUDA, unless `graphs` or rollout.cuda_graphs is off; eager decoding elsewhere.
+
+    Where the device refuses to capture, eager decoding too, with a warning (rollout/fallback.py).
+    """
     from rollout.decoder import EagerDecoder
     from treatments import is_truncated
 
@@ -106,19 +109,25 @@ def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: b
             "eval.top_p and eval.top_k here and score checkpoints with main.py evaluate",
         )  # fmt: skip
     from modeling.fused import UnsupportedModel
+    from rollout.fallback import GraphsOrEager, capturing
     from rollout.graphs import GraphDecoder
     from rollout.prefill import FlashDecoder
 
     half = config.model.dtype == "bfloat16" and config.model.attn_implementation == "auto"
+
+    def capture() -> GraphDecoder:
+        with capturing():
+            return GraphDecoder(
+                model,
+                cache,
+                FlashDecoder(model, cache) if half else eager,
+                max_rows=config.rollout.decode_rows,
+                context_length=config.rollout.context_length,
+                temperature=config.rollout.temperature,
+            )
+
     try:
-        return GraphDecoder(
-            model,
-            cache,
-            FlashDecoder(model, cache) if half else eager,
-            max_rows=config.rollout.decode_rows,
-            context_length=config.rollout.context_length,
-            temperature=config.rollout.temperature,
-        )
+        return GraphsOrEager(capture, eager)
     except UnsupportedModel as error:
         raise ConfigError("rollout.cuda_graphs", True, f"{error}; set it to false to decode eagerly") from error
 

@@ -59,6 +59,7 @@ class RolloutStats:
     decode_tokens: int = 0
     prefill_tokens: int = 0
     steps: int = 0
+    eager_steps: int = 0  # without captured graphs: all on CPU; on CUDA those of which rollout/fallback.py warns
     running_rows: int = 0  # summed over steps; divide by steps for the mean
     idle_seconds: float = 0.0  # no row could decode: every one was waiting for its tool
     tool_seconds: float = 0.0  # wall time of all calls, from submission to result
@@ -116,6 +117,7 @@ class RolloutEngine:
             if plan:
                 chunks = [chunk for _, chunk in plan]
                 pending = self._decoder.submit(chunks, sampling.temperature, **sampling.truncation)
+                self.stats.eager_steps += not self._decoder.pipelined
                 flying, landed = run.expect(plan, pending), flying
                 if landed:
                     run.advance(landed)

@@ -27,6 +27,7 @@ from modeling.decode_stack import KEY0, KEY1, PAGE, POSITION, SLOT, TOKEN, Decod
 from modeling.fused import check_addresses, decode_weights
 from rollout.cache import PagedCache
 from rollout.decoder import Decoder, Draws
+from rollout.fallback import capturing
 from rollout.sampling_kernel import HeadSampler
 from rollout.scheduler import Chunk
 
@@ -68,7 +69,8 @@ class GraphDecoder:
     ):  # fmt: skip
         """longer: computes chunks of more than one token; temperature: the one to capture for now.
 
-        Raises `modeling.fused.UnsupportedModel` for a model that the decode kernels do not restate.
+        Raises `modeling.fused.UnsupportedModel` for a model that the decode kernels do not restate; it and `submit`
+        raise `rollout.fallback.CaptureError` where the device refuses a graph.
         """
         self._model, self._cache, self._longer = model, cache, longer
         weights = decode_weights(model)
@@ -149,12 +151,13 @@ class GraphDecoder:
 
     def _capture(self, size: int, temperature: float) -> torch.cuda.CUDAGraph:
         # Padding rows only: the first run compiles the kernels and touches nothing but the scratch page.
-        self._stack.step.zero_()
-        self._launch(size, temperature)
-        torch.cuda.synchronize(self._cache.kv.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a checkpoint may be copied meanwhile
+        with capturing():
+            self._stack.step.zero_()
             self._launch(size, temperature)
+            torch.cuda.synchronize(self._cache.kv.device)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a checkpoint may be copied meanwhile
+                self._launch(size, temperature)
         self.captures += 1
         return graph
 
