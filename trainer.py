@@ -133,7 +133,7 @@ class Trainer:
         self._seconds.clear()
         sampled = self._sample_groups(step)
         with self._clock("save"):
-            self._store.finish()
+            saved = self._store.finish()
         stats = None
         with self._clock("update"):
             updates = plan_updates(sampled.trained, self.config, self.ranks.world_size)
@@ -147,7 +147,8 @@ class Trainer:
         if stats:
             self.ranks.attempt(self._bad_steps.watch, step + 1, mine, stats)
         self._seconds["total"] = time.perf_counter() - started
-        return self._row(step, sampled, stats)
+        beside = {"checkpoint_seconds": round(self._store.seconds, 4)} if saved else {}  # seconds_save is the wait
+        return self._row(step, sampled, stats) | beside
 
     def _sample_groups(self, step: int) -> SampledStep:
         """The step's groups; with rollout.max_refills, equal ones are replaced by those of further problems."""
