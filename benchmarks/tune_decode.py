@@ -34,7 +34,8 @@ CANDIDATES: dict[str, list[tuple[int, ...]]] = {
     "head": [(64, 64, 1, 6, 4, 128), (64, 64, 1, 3, 4, 256)],
 }  # fmt: skip
 ATTENTION = [AttentionTiles(*tiles) for tiles in (
-    (64, 4, 7, 132, 0), (32, 2, 7, 132, 0), (32, 2, 7, 264, 0), (64, 4, 9, 132, 64), (64, 4, 7, 66, 0),
+    (64, 4, 7, 264, 0), (64, 4, 9, 132, 0), (64, 4, 9, 132, 64), (64, 4, 9, 132, 128), (32, 2, 7, 132, 0),
+    (32, 2, 9, 264, 0), (64, 4, 9, 264, 64),
 )]  # fmt: skip
 
 
@@ -57,12 +58,12 @@ def step_ms(decoder: Any, rows: int, replays: int = 40) -> float:
     return best
 
 
-def search(decoder: Any, rows: int, deadline: float) -> None:
+def search(decoder: Any, rows: int, kinds: list[str], deadline: float) -> None:
     stack = decoder._stack
     best = step_ms(decoder, rows)
     print(f"rows={rows} by the rules: {best:.3f} ms", flush=True)
-    for kind, candidates in [("attention", ATTENTION), *CANDIDATES.items()]:
-        for candidate in candidates:
+    for kind in kinds:
+        for candidate in ATTENTION if kind == "attention" else CANDIDATES[kind]:
             if time.perf_counter() > deadline:
                 break
             before, before_attention = dict(stack.override), stack.attention_override
@@ -89,6 +90,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="0.6B", help="0.6B, 4B, 8B, or a folder with config.json")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4])
+    kinds = ["attention", *CANDIDATES]
+    parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--seconds", type=float, default=120, help="for the search of each batch size")
     options = parser.parse_args()
@@ -97,7 +100,7 @@ def main() -> None:
         bench = Bench(model, rows, options.context + 64, 16)
         bench.fill()
         bench.decoder.run(bench.step([1] * rows, options.context), 1.0)
-        search(bench.decoder, rows, time.perf_counter() + options.seconds)
+        search(bench.decoder, rows, options.kinds, time.perf_counter() + options.seconds)
 
 
 if __name__ == "__main__":
