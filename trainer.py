@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import checkpoint
+import entropies
 import evaluation
 from badsteps import BadSteps
 from config import Config, TrainConfig
@@ -143,7 +144,10 @@ class Trainer:
         with self._clock("write"):
             if self._writer:
                 answers = [self.data.problems[index].answer for index in sampled.indices]
-                self.ranks.attempt(self._writer.trajectories, step + 1, sampled.records, sampled.scored, answers)
+                known = entropies.by_line(updates, stats.entropies) if stats else {}
+                self.ranks.attempt(
+                    self._writer.trajectories, step + 1, sampled.records, sampled.scored, answers, known
+                )  # fmt: skip
         if stats:
             self.ranks.attempt(self._bad_steps.watch, step + 1, mine, stats)
         self._seconds["total"] = time.perf_counter() - started

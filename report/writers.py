@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,11 @@ class RunWriter:
                 tracker.log(row)
 
     def trajectories(
-        self, step: int, records: Sequence[RolloutRecord], scored: Sequence[Scored], answers: Sequence[str]
-    ) -> None:
+        self, step: int, records: Sequence[RolloutRecord], scored: Sequence[Scored], answers: Sequence[str],
+        entropies: Mapping[tuple[int, ...], Sequence[float]] = trajectories.NONE,
+    ) -> None:  # fmt: skip
         """See `report.trajectories.write_step`; then drops the oldest steps beyond the bound."""
-        trajectories.write_step(self._run_dir, step, records, scored, answers)
+        trajectories.write_step(self._run_dir, step, records, scored, answers, entropies)
         self._kept[step] = len(records)
         while self._keep is not None and len(self._kept) > 1 and sum(self._kept.values()) > self._keep:
             self._remove(min(self._kept))
