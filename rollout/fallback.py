@@ -39,7 +39,10 @@ def capturing() -> Iterator[None]:
     except (RuntimeError, TritonError) as error:  # torch has no narrower kind for a failed capture
         if stream is not None:
             torch.cuda.set_stream(stream)  # torch.cuda.graph stays on its own where the end of a capture fails
-        raise CaptureError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+        cause: BaseException = error
+        while cause.__context__ is not None:  # the end of a broken capture raises once more, and knows no reason
+            cause = cause.__context__
+        raise CaptureError(f"{type(cause).__name__}: {cause}".splitlines()[0]) from error
 
 
 class GraphsOrEager:

@@ -91,6 +91,11 @@ def test_what_a_capture_may_meet_is_one_kind_and_our_own_faults_are_not():
     for error in (RuntimeError("operation not permitted when stream is capturing"), TritonError("out of resource")):
         with pytest.raises(CaptureError, match=f"{type(error).__name__}: "), capturing():
             raise error
+    with pytest.raises(CaptureError, match=r"^OutOfMemoryError: the reason"), capturing():
+        try:
+            raise torch.OutOfMemoryError("the reason")
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
     with pytest.raises(ZeroDivisionError), capturing():
         _ = 1 // 0
 
