@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from config import ConfigError
+from files import write_whole, writing
 from watch_config import LogConfig
 
 Numbers = dict[str, float]
@@ -66,7 +67,7 @@ def numbers(row: dict[str, Any]) -> Numbers:
 def _run_id(run_dir: Path) -> str:
     path = run_dir / "tracker_id"
     if not path.exists():
-        path.write_text(secrets.token_hex(4) + "\n")
+        write_whole(path, secrets.token_hex(4) + "\n")
     return path.read_text().strip()
 
 
@@ -79,9 +80,10 @@ class TensorBoard:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary = event_pb2, summary_pb2
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (folder / name).open("ab", buffering=0)
+        self._path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        with writing(self._path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("ab", buffering=0)
         self._records = RecordWriter(self._file)
         self._add(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
 
@@ -99,7 +101,8 @@ class TensorBoard:
         self._file.close()
 
     def _add(self, event: Any) -> None:
-        self._records.write(event.SerializeToString())
+        with writing(self._path):
+            self._records.write(event.SerializeToString())
 
 
 class WeightsAndBiases:

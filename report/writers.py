@@ -40,15 +40,13 @@ class RunWriter:
         for later in [s for s in self._kept if s > step]:
             self._remove(later)
         for tracker in self._trackers:
-            with writing(_name(tracker)):
-                tracker.rewind(step)
+            tracker.rewind(step)
 
     def metrics(self, row: dict[str, Any]) -> None:
         append_line(self._metrics, json.dumps(row))
         self._console.step(row)
         for tracker in self._trackers:
-            with writing(_name(tracker)):
-                tracker.log(row)
+            tracker.log(row)
 
     def trajectories(
         self, step: int, records: Sequence[RolloutRecord], scored: Sequence[Scored], answers: Sequence[str],
@@ -72,13 +70,9 @@ class RunWriter:
         del self._kept[step]
 
 
-def _name(tracker: Tracker) -> str:
-    return f"the record of {type(tracker).__name__}"
-
-
 def open_writer(config: Config, run_dir: Path, console: Console) -> RunWriter:
     """Makes the run folder, and opens what the config names."""
     with writing(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
-        trackers = open_trackers(config.log, run_dir, dataclasses.asdict(config))
+    trackers = open_trackers(config.log, run_dir, dataclasses.asdict(config))
     return RunWriter(run_dir, config.log.keep_trajectories, console, trackers)

@@ -128,7 +128,7 @@ def test_trackers_on_a_full_disk_are_named(tmp_path):
     board._file.close()
     board._file = board._records._writer = FULL.open("ab", buffering=0)
     for write in (lambda w: w.metrics({"step": 1}), lambda w: w.rewind(0)):
-        with pytest.raises(WriteError, match=r"the record of TensorBoard: cannot be written \(No space left"):
+        with pytest.raises(WriteError, match=r"events.out.tfevents.*: cannot be written \(No space left"):
             write(RunWriter(tmp_path, None, PlainConsole(1), [board]))
 
 
