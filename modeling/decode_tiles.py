@@ -98,8 +98,8 @@ def attention_tiles(rows: int, kv_heads: int, qkv_weights: int, itemsize: int) -
     pairs = rows * kv_heads
     if itemsize == 4:
         return AttentionTiles(bn=32, warps=2, stages=3, target=4 * PROCESSORS, prefetch=0)
-    if PROCESSORS // 2 < pairs <= PROCESSORS:
-        ahead = 128 if qkv_weights > SMALL else 0
+    if pairs <= PROCESSORS:
+        ahead = 0 if qkv_weights <= SMALL else 64 if pairs <= PROCESSORS // 2 else 128
         return AttentionTiles(bn=64, warps=4, stages=9, target=PROCESSORS, prefetch=ahead)
     if 2 * PROCESSORS < pairs <= 4 * PROCESSORS:
         return AttentionTiles(bn=32, warps=2, stages=7, target=4 * PROCESSORS, prefetch=0)

@@ -37,6 +37,7 @@ def test_rows_fill_the_least_tile():
 
 
 def test_about_one_wave_of_attention_programs_where_rows_allow_it():
+    assert attention_tiles(1, 8, 1 << 22, 2).target == 132
     assert attention_tiles(16, 8, 1 << 22, 2).target == 132
     assert attention_tiles(64, 8, 1 << 22, 2).target == 528
     assert attention_tiles(256, 8, 1 << 22, 2).target == 264
