@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 from config import Config, ConfigError
+from files import say
 
 
 def start_tool(config: Config, rank: int) -> Any:
@@ -21,7 +22,7 @@ def start_tool(config: Config, rank: int) -> Any:
 
     tool = PythonTool(config.tool)
     if rank == 0:
-        print(tool.report, flush=True)
+        say(tool.report)
     return tool
 
 
@@ -115,7 +116,10 @@ def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any)
 
 
 def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: bool = True) -> Any:
-    """Captured graphs on CUDA, unless `graphs` or rollout.cuda_graphs is off; eager decoding elsewhere."""
+    """Captured graphs on CUDA, unless `graphs` or rollout.cuda_graphs is off; eager decoding elsewhere.
+
+    Where the device refuses to capture, eager decoding too, with a warning (rollout/fallback.py).
+    """
     from rollout.decoder import EagerDecoder
     from treatments import is_truncated
 
@@ -128,20 +132,26 @@ def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: b
             "eval.top_p and eval.top_k here and score checkpoints with main.py evaluate",
         )  # fmt: skip
     from modeling.fused import UnsupportedModel
+    from rollout.fallback import GraphsOrEager, capturing
     from rollout.graphs import GraphDecoder, rows_beside
     from rollout.prefill import FlashDecoder
 
     half = config.model.dtype == "bfloat16" and config.model.attn_implementation == "auto"
+
+    def capture() -> GraphDecoder:
+        with capturing():
+            return GraphDecoder(
+                model,
+                cache,
+                FlashDecoder(model, cache) if half else eager,
+                max_rows=config.rollout.decode_rows,
+                context_length=config.rollout.context_length,
+                temperature=config.rollout.temperature,
+                extra_rows=rows_beside(config.rollout.decode_rows) if config.rollout.forced_tokens else 0,
+            )
+
     try:
-        return GraphDecoder(
-            model,
-            cache,
-            FlashDecoder(model, cache) if half else eager,
-            max_rows=config.rollout.decode_rows,
-            context_length=config.rollout.context_length,
-            temperature=config.rollout.temperature,
-            extra_rows=rows_beside(config.rollout.decode_rows) if config.rollout.forced_tokens else 0,
-        )
+        return GraphsOrEager(capture, eager)
     except UnsupportedModel as error:
         raise ConfigError("rollout.cuda_graphs", True, f"{error}; set it to false to decode eagerly") from error
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from config import Config, ConfigError
+from files import say
 from schema import differences, read_json
 
 FIXED_BY_THE_CURSOR = (
@@ -115,7 +116,7 @@ def load_data(config: Config, chat: Any, path: str, once: bool = False) -> Any:
 
 def _say(text: str) -> None:
     if os.environ.get("RANK", "0") == "0":
-        print(text, flush=True)
+        say(text)
 
 
 def check_model(config: Config) -> Any:

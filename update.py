@@ -69,6 +69,7 @@ class UpdateStats:
     updates: tuple[OneUpdate, ...]
     mismatch: GapFigures  # training forward against sampling, at the weights that sampled
     stale: GapFigures | None  # the same at the moved weights of all later updates
+    entropies: tuple[Tensor, ...] = ()  # of each update, nats of each trained token of all ranks, on CPU  # [M] each
 
     @property
     def tokens(self) -> int:
@@ -112,7 +113,7 @@ def update(
         one, tokens = _one_update(policy, batches, olds, references, loss, learning_rate)
         updates.append(one)
         columns.append(tokens)
-    return UpdateStats(tuple(updates), *_gaps(columns, loss))
+    return UpdateStats(tuple(updates), *_gaps(columns, loss), entropies=tuple(c.entropy for c in columns))
 
 
 def _old_logprobs(

@@ -122,6 +122,7 @@ class RolloutEngine:
             if plan:
                 pending = self._decoder.submit([c for _, c in plan], sampling.temperature, **sampling.truncation)
                 flying = run.expect(plan, pending)
+                stats.eager_steps += not self._decoder.pipelined
                 stats.row_slots += self._limits["decode_rows"]
             submitted = clock()
             stats.submit_seconds += submitted - planned

@@ -30,6 +30,7 @@ from modeling.decode_stack import FEED, KEY0, KEY1, PAGE, POSITION, SLOT, STEP_F
 from modeling.fused import check_addresses, decode_weights
 from rollout.cache import PagedCache
 from rollout.decoder import Decoder, Draws
+from rollout.fallback import capturing
 from rollout.sampling_kernel import HeadSampler
 from rollout.scheduler import Chunk
 
@@ -85,7 +86,8 @@ class GraphDecoder:
         """longer: computes the chunks that do not fit; temperature: the one to capture for now; extra_rows: rows that
         chunks of several tokens may take beyond max_rows, 0: they never take a graph.
 
-        Raises `modeling.fused.UnsupportedModel` for a model that the decode kernels do not restate.
+        Raises `modeling.fused.UnsupportedModel` for a model that the decode kernels do not restate; it and `submit`
+        raise `rollout.fallback.CaptureError` where the device refuses a graph.
         """
         self._model, self._cache, self._longer = model, cache, longer
         weights = decode_weights(model)
@@ -176,12 +178,13 @@ class GraphDecoder:
 
     def _capture(self, size: int, temperature: float, wide: bool) -> torch.cuda.CUDAGraph:
         # Padding rows only: the first run compiles the kernels and touches nothing but the scratch page.
-        self._stack.step.zero_()
-        self._launch(size, temperature, wide)
-        torch.cuda.synchronize(self._cache.kv.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a checkpoint may be copied meanwhile
+        with capturing():
+            self._stack.step.zero_()
             self._launch(size, temperature, wide)
+            torch.cuda.synchronize(self._cache.kv.device)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a checkpoint may be copied meanwhile
+                self._launch(size, temperature, wide)
         self.captures += 1
         return graph
 

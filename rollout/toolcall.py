@@ -1,10 +1,9 @@
 """Tool calls in the text of one assistant turn, in the Qwen3 (Hermes) markup: `<tool_call>` JSON `</tool_call>`.
 
-Invariants: whatever the text, `parse_calls` returns, and soon (no text is scanned twice, but for the line count in a
-JSON error, by which thousands of broken calls take quadratic time); calls and errors keep their order, so that each
-gets its own answer in that order; nothing inside thinking is a call; what cannot be read with certainty is an error
-that the model is shown, never a guess that runs. Tags are read where they structure the text, not inside a JSON
-string: code may print `</think>` or `</tool_call>`.
+Invariants: whatever the text, `parse_calls` returns, in time that grows with its length (nothing is scanned once a
+call); calls and errors keep their order, so that each gets its own answer in that order; nothing inside thinking is a
+call; what cannot be read with certainty is an error that the model is shown, never a guess that runs. Tags are read
+where they structure the text, not inside a JSON string: code may print `</think>` or `</tool_call>`.
 
 Left out: other dialects (their markup inside the tags is an error) and a limit on the number of calls, which
 `rollout.max_new_tokens` bounds. Standard library only.
@@ -14,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -137,6 +137,16 @@ _TAG = re.compile(f"{CALL_OPEN}|{THINK_OPEN}|{THINK_CLOSE}")
 _BLANKS = re.compile(r"\s*")
 
 
+class _Lineless(str):
+    """A text whose JSON errors do not count the lines before them, which every broken call would do from the start."""
+
+    def count(self, *_: Any) -> int:
+        return 0
+
+    def rfind(self, *_: Any) -> int:
+        return -1
+
+
 def parse_calls(text: str, schemas: ToolSchemas) -> Parsed:
     """The calls of one turn, with those that cannot be read as errors in their place.
 
@@ -144,7 +154,8 @@ def parse_calls(text: str, schemas: ToolSchemas) -> Parsed:
     beginning without an end makes the rest thinking.
     """
     items: list[Call | CallError] = []
-    last_close = text.rfind(CALL_CLOSE)
+    text = _Lineless(text)
+    closes = [match.start() for match in re.finditer(CALL_CLOSE, text)]
     position = 0
     while tag := _TAG.search(text, position):
         position = tag.end()
@@ -156,20 +167,24 @@ def parse_calls(text: str, schemas: ToolSchemas) -> Parsed:
         elif tag[0] == THINK_CLOSE:
             items.clear()
         else:
-            item, position = _read_block(text, position, last_close, schemas)
+            item, position = _read_block(text, position, closes, schemas)
             if item is not None:
                 items.append(item)
     return Parsed(tuple(items))
 
 
-def _read_block(text: str, start: int, last_close: int, schemas: ToolSchemas) -> tuple[Call | CallError | None, int]:
+def _read_block(
+    text: str, start: int, closes: Sequence[int], schemas: ToolSchemas
+) -> tuple[Call | CallError | None, int]:
     """Reads the call whose begin tag ends at `start`, and returns it with the index where the text goes on.
 
+    closes: where end tags begin
     None in place of the item: the begin tag was only mentioned, in thinking that ends at that index.
     """
     value, end, problem = decode_json(text, start)
     search_from = end if isinstance(value, dict) else start  # only an object may hold an end tag, in its strings
-    close = text.find(CALL_CLOSE, search_from) if search_from <= last_close else -1
+    following = bisect_left(closes, search_from)
+    close = closes[following] if following < len(closes) else -1
     if close < 0 or end != close:
         stop = close if close >= 0 else len(text)
         mark = _end_of_thinking(text, start, search_from, stop)

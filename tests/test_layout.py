@@ -15,6 +15,7 @@ ANY_OF_OURS = None
 # What each may import of ours, itself excepted. A package allows its own modules.
 ALLOWED: dict[str, set[str] | None] = {
     "schema": set(),
+    "files": {"schema"},
     "watch_config": {"schema"},
     "config": {"watch_config", "schema", "loss_config"},
     "loss_config": {"schema"},
@@ -28,35 +29,40 @@ ALLOWED: dict[str, set[str] | None] = {
     "groups": {"config", "reward", "rollout.records"},
     "minibatch": {"config", "data", "groups", "rollout.records"},
     "checkpoint": {"config"},
-    "audit": {"audit_loss", "report.trajectories"},
+    "audit": {"audit_loss", "files", "report.settings", "report.trajectories"},
     "audit_loss": set(),
     "boxes": set(),
     "estimators": set(),
+    "entropies": {"minibatch"},
     "arguments": set(),
     "second_opinion": {"config", "report.trajectories"},
+    "infra": {"config", "rollout.records"},
     "interruption": set(),
-    "ranks": set(),
+    "ranks": {"files"},
     "tools": {"config", "sandbox"},
     "reward": {"boxes", "config", "rollout.records"},
     "data": {"config", "reward", "rollout.records"},
-    "report": {"watch_config", "config", "rollout.records"},
+    "report": {"watch_config", "config", "files", "rollout.records", "schema"},
     "rollout": {"config", "modeling"},
     "lora": {"config"},
     "reference": set(),
     "policy": {"config", "lora", "modeling", "reference", "rollout.records"},
     "update": {"config", "corrections", "data", "losses", "measures", "modeling"},
-    "badsteps": {"config", "update"},
-    "evaluation": {"boxes", "config", "estimators", "reward", "rollout.records"},
+    "badsteps": {"config", "files", "update"},
+    "evaluation": {"boxes", "config", "estimators", "files", "reward", "rollout.records"},
     "treatments": {"checkpoint", "config", "evaluation", "ranks", "rollout.records"},
     "check": {"config", "data", "modeling", "reward", "rollout.records"},
-    "inputs": {"checkpoint", "config", "data", "lora", "modeling", "rollout", "schema", "tools", "trainer"},
+    "inputs": {"checkpoint", "config", "data", "files", "lora", "modeling", "rollout", "schema", "tools", "trainer"},
     "trainer": {
         "config",
         "badsteps",
         "checkpoint",
         "data",
+        "entropies",
         "evaluation",
+        "files",
         "groups",
+        "infra",
         "interruption",
         "minibatch",
         "ranks",
@@ -71,7 +77,8 @@ ALLOWED: dict[str, set[str] | None] = {
 # Where heavy libraries may come in.
 MAY_IMPORT = {"deepspeed": {"policy", "main"}}
 NO_TORCH = (
-    "config", "loss_config", "watch_config", "schema", "tools", "boxes", "reward", "groups", "checkpoint", "sandbox",
+    "config", "loss_config", "watch_config", "schema", "files", "tools", "boxes", "reward", "groups", "checkpoint",
+    "sandbox",
     "report", "rollout.scheduler", "rollout.pages", "rollout.records", "rollout.episode", "rollout.toolcall",
     "rollout.harmony", "rollout.harmony_prompt", "arguments",
 )  # fmt: skip
@@ -127,7 +134,7 @@ def test_heavy_libraries_stay_where_they_belong(module):
         assert not roots & {"torch", "transformers", "numpy"}
 
 
-BARE = {"config", "loss_config", "watch_config", "schema", "boxes", "reward"}
+BARE = {"config", "loss_config", "watch_config", "schema", "files", "boxes", "reward"}
 
 
 @pytest.mark.parametrize("module", sorted(m for m in SOURCES if m.startswith("sandbox") or m in BARE))
