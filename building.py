@@ -40,17 +40,65 @@ def device_of(config: Config) -> Any:
 
 def build_policy(
     config: Config, shape: Any, device: Any, chat: Any, tool: Any, progress: Any
-) -> tuple[Any, Any, int]:  # fmt: skip
-    """The policy inside DeepSpeed, the rollout engine over its live weights, and the bytes of its cache."""
+) -> tuple[Any, Any, Any, int]:  # fmt: skip
+    """The policy inside DeepSpeed, its teacher or None, the rollout engine over its live weights, and the bytes of the
+    engine's cache."""
     from policy import Policy, init_distributed, register_rollout_engine
     from rollout.engine import RolloutEngine
 
     register_rollout_engine(RolloutEngine)
     init_distributed(device)
     policy = Policy(config, device)
+    teacher = build_teacher(config, policy, device)  # before the cache, which takes a share of what is left free
     cache = build_cache(config, shape, policy.model, device)
     decoder = build_decoder(config, policy.model, cache, device)
-    return policy, build_engine(config, decoder, cache, chat, tool, progress), cache.kv.nbytes
+    return policy, teacher, build_engine(config, decoder, cache, chat, tool, progress), cache.kv.nbytes
+
+
+def build_teacher(config: Config, policy: Any, device: Any) -> Any:
+    """The `teacher.Teacher` that loss.distill_weight asks for, or None."""
+    if config.loss.distill_weight == 0:
+        return None
+    import torch
+
+    import lora
+    import teacher_weights as places
+    from modeling.divergence import Measure
+    from modeling.fused import can_fuse
+    from modeling.packed_model import PredictingStates
+    from policy import build_model
+    from teacher import Teacher
+
+    told, host, implementation = config.teacher, torch.device("cpu"), config.model.attn_implementation
+    temperature = config.rollout.temperature if told.temperature is None else told.temperature
+    measure = Measure(told.divergence, told.beta, temperature, told.top_k)
+    live: Any = policy.model
+    present: Any = None
+    if told.source == "live":
+        present = places.Live(live)
+    elif told.source == "base" and config.lora.rank:
+        present = places.Resident(live, lambda: lora.without_adapters(live))
+    if present:
+        return Teacher(PredictingStates(live, implementation), present, measure, device)
+    home = device if told.placement == "gpu" else host
+    seed = config.train.seed + (told.source == "model")  # random weights of its own
+    born = device if config.model.random_weights else home  # the same draws wherever they will wait
+    model: Any = build_model(config.teacher_model, seed, born)
+    model = places.frozen(model.to(home))
+    # Not with ZeRO-3, which gathers a module's weights where it is called: these kernels read norms without a call.
+    if home != device and told.placement != "zero3" and can_fuse(model.config, device):
+        from modeling.train_layers import fuse
+
+        fuse(model)
+    module = PredictingStates(model, implementation)
+    if told.source == "ema":
+        present = places.RunningMean(model, live, told.ema_decay, device, home)
+        policy.saved_beside["teacher_mean"] = present
+    elif told.placement == "zero3":
+        present = places.Sharded(module, model)
+    else:
+        present = places.Resident(model) if told.placement == "gpu" else places.Parked(model, device)
+    return Teacher(module, present, measure, device)
 
 
 def plan_memory(config: Config, shape: Any, policy: Any, kv_cache: int) -> tuple[Config, Any]:

@@ -7,6 +7,7 @@ very parts that the run will use and leaves them as they were: nothing is traine
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from collections import Counter
@@ -17,9 +18,10 @@ from typing import Any, Literal
 
 import torch
 
-from config import Config, UserError
+from config import UserError
 from data import ResponseTokenBatch
 from modeling.forecast import GIGABYTE, Memory
+from parts import Parts
 from reward import grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason
 
@@ -46,25 +48,6 @@ class Line:
         return f"{self.state:4}  {self.name:9} {self.text}"
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What main.py has built for the run."""
-
-    config: Config
-    shape: Any  # the model's Hugging Face config
-    tokenizer: Any
-    chat: Any
-    data: Any  # trainer.TrainingData: problems and their rendered prompts
-    eval_data: Any  # likewise, or None
-    tool: Any  # tools.PythonTool, or None
-    policy: Any
-    engine: Any
-    sample: Callable[[Sequence[list[int]], int, Callable[[], int], SamplingConfig], list[RolloutRecord]]
-    memory: Memory  # the forecast
-    rank: int
-    world_size: int
-
-
 def check(parts: Parts) -> list[Line]:
     """Every line, also after a failure; but nothing is sampled with ids that the model does not have."""
     given = [
@@ -86,6 +69,7 @@ def check(parts: Parts) -> list[Line]:
         _check_template(parts, records),
         _check_rollout(parts, records, rollout_seconds),
         mismatch,
+        *_check_teacher(parts, records),
         _check_memory(parts.memory, parts.config.micro_batch_tokens, parts.policy.device),
         _forecast_time(parts, records, rollout_seconds, forward_seconds),
         Line("mask", "ok", masked(records[0], parts.tokenizer.decode)),
@@ -124,11 +108,14 @@ def _probe(parts: Parts) -> list[RolloutRecord]:
     return parts.sample(prompts, 0, itertools.count().__next__, sampling)  # alone, other ranks take no part
 
 
+def _packed(records: Sequence[RolloutRecord]) -> ResponseTokenBatch:
+    return ResponseTokenBatch.from_rollout(records, [1.0] * len(records), [1.0] * len(records))
+
+
 @torch.no_grad()
 def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Line, float]:
     """The training forward of what was sampled, twice; with the seconds of the second."""
-    count = len(records)
-    batch = ResponseTokenBatch.from_rollout(records, [1.0] * count, [1.0 / count] * count).to(parts.policy.device)
+    batch = _packed(records).to(parts.policy.device)
     out = parts.policy.token_logprobs(batch)
     first = out.logprobs
     started = time.perf_counter()
@@ -147,6 +134,16 @@ def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Line, flo
             mend = f"{share:.1%} of the choices of experts differ between the two; set model.router_replay=true"
         return Line("ratio", "FAIL", f"{text}: {mend}"), seconds
     return Line("ratio", "ok", text), seconds
+
+
+def _check_teacher(parts: Parts, records: Sequence[RolloutRecord]) -> list[Line]:
+    """One pass over the probe; not where other ranks hold a part of the teacher (ZeRO-3)."""
+    if parts.teacher is None or (parts.config.teacher.placement == "zero3" and parts.world_size > 1):
+        return []
+    started = time.perf_counter()
+    gap = parts.teacher.gap(_packed(records), parts.data.teacher_prompts[:PROBE_PROMPTS])
+    text = f"KL(policy || teacher) about {gap:.3g} nats a token; a pass took {time.perf_counter() - started:.2f} s"
+    return [Line("teacher", "ok" if math.isfinite(gap) else "FAIL", text)]
 
 
 def _check_prompt(parts: Parts) -> Line:

@@ -9,41 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from loss_config import LoraConfig, LossConfig
+from model_config import ModelConfig
 from schema import ConfigError, UserError, apply_override, parse_sections, read_json, require
+from teacher_config import TeacherConfig, check_distillation
 from watch_config import EvalConfig, LogConfig
 
-__all__ = ["Config", "ConfigError", "UserError", "load_config", "parse_config"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelConfig:
-    path: str = ""  # folder or hub name with config, weights, tokenizer and chat template
-    tokenizer_path: str = ""  # where the tokenizer lies; empty: beside the weights
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    # auto: SDPA per row on CPU, torch's varlen kernel on CUDA; eager: the plain softmax, exact across both phases
-    attn_implementation: Literal["auto", "eager"] = "auto"
-    # true: the backward pass computes every layer again; false: none; auto: as many as the GPU's memory asks for
-    gradient_checkpointing: bool | Literal["auto"] = "auto"
-    router_replay: bool = False  # mixtures of experts: the update takes the experts that sampling took
-    random_weights: bool = False  # the true shape from config.json alone, seeded by train.seed
-    enable_thinking: bool = True  # hybrid templates: False appends the empty think block to every assistant header
-    reasoning_effort: Literal["low", "medium", "high"] | None = None  # GPT-OSS's prompt; null: medium
-    current_date: str | None = None  # YYYY-MM-DD, likewise; null: its release date, never the clock
-
-    def __post_init__(self) -> None:
-        require(bool(self.path), "model.path", self.path, "name a model folder, e.g. models/tiny_qwen3")
-        date = self.current_date
-        require(
-            date is None or re.fullmatch(r"\d{4}-\d\d-\d\d", date) is not None, "model.current_date", date,
-            "write YYYY-MM-DD, or null",
-        )  # fmt: skip
+__all__ = ["Config", "ConfigError", "ModelConfig", "UserError", "load_config", "parse_config"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +28,7 @@ class DataConfig:
     path: str = ""  # JSONL, one problem a line
     prompt_field: str = "prompt"  # text of the user turn
     answer_field: str = "answer"  # reference answer, a non-empty string or a number
+    hint_field: str = ""  # text for teacher.privilege; empty: problems have none
     system_prompt: str = ""  # empty: the template's own system turn
     shuffle: bool = True  # the order is a function of (train.seed, epoch) alone
     over_long_prompts: Literal["refuse", "drop"] = "refuse"
@@ -95,10 +73,7 @@ class RolloutConfig:
             require(value >= 1, f"rollout.{name}", value, "must be at least 1")
         require(self.max_refills >= 0, "rollout.max_refills", self.max_refills, "must be 0 (off) or more rounds")
         require(self.forced_tokens >= 0, "rollout.forced_tokens", self.forced_tokens, "must be 0 (never) or more")
-        require(
-            self.samples_per_prompt >= 2, "rollout.samples_per_prompt", self.samples_per_prompt,
-            "a group advantage compares samples of one prompt; set at least 2",
-        )  # fmt: skip
+        require(self.samples_per_prompt >= 1, "rollout.samples_per_prompt", self.samples_per_prompt, "at least 1")
         rest = self.trajectories_per_step % self.samples_per_prompt
         require(
             rest == 0, "rollout.trajectories_per_step", self.trajectories_per_step,
@@ -180,6 +155,7 @@ class TrainConfig:
     max_bad_steps: int = 3  # steps in a row with a loss or gradient that is not finite, before the run stops
     # Of packed rows; auto: as many as keep their activations in the GPU's free memory, from a forecast at the start.
     max_tokens_per_micro_batch: int | Literal["auto"] = "auto"
+    zero_stage: int = 2  # 2: gradients and optimizer dealt to the ranks; 1: the optimizer alone
     offload_optimizer: bool = False  # Adam moments and fp32 weights in host memory
     save_every: int = 0  # steps between checkpoints; 0: only after the last step
     keep_checkpoints: int = 0  # newest checkpoints to keep, beside the best by evaluation; 0: all
@@ -202,6 +178,10 @@ class TrainConfig:
         tokens = self.max_tokens_per_micro_batch
         require(
             tokens == "auto" or tokens >= 1, "train.max_tokens_per_micro_batch", tokens, "must be at least 1 token"
+        )  # fmt: skip
+        require(
+            self.zero_stage in (1, 2), "train.zero_stage", self.zero_stage,
+            "must be 1 or 2; at 0 DeepSpeed cannot add up bf16 gradients in fp32 (on one rank all are the same)",
         )  # fmt: skip
         require(self.updates_per_rollout >= 1, "train.updates_per_rollout", self.updates_per_rollout, "at least 1")
         require(self.max_bad_steps >= 1, "train.max_bad_steps", self.max_bad_steps, "must be at least 1")
@@ -228,6 +208,7 @@ class Config:
     tool: ToolConfig = field(default_factory=ToolConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -248,6 +229,20 @@ class Config:
             self.rollout.max_turns == 1 or self.tool.enabled, "rollout.max_turns", self.rollout.max_turns,
             "without a tool every trajectory has one turn; set 1, or tool.enabled true",
         )  # fmt: skip
+        samples, pure = self.rollout.samples_per_prompt, self.loss.distill_weight == 1
+        require(
+            samples >= 2 or pure, "rollout.samples_per_prompt", samples,
+            "a group advantage compares samples of one prompt; set at least 2, or loss.distill_weight=1",
+        )  # fmt: skip
+        if self.loss.distill_weight > 0:
+            check_distillation(self)
+
+    @property
+    def teacher_model(self) -> ModelConfig:
+        """Of a teacher with weights of its own: built as the policy is, from another place."""
+        return (
+            self.model if self.teacher.source != "model" else dataclasses.replace(self.model, path=self.teacher.path)
+        )
 
     @property
     def micro_batch_tokens(self) -> int:

@@ -35,6 +35,7 @@ class Problem:
     prompt: str
     answer: str
     line: int  # in the file, from 1
+    hint: str = ""  # the field data.hint_field, where that is set
 
 
 def load_problems(path: str | Path, config: DataConfig) -> list[Problem]:
@@ -63,17 +64,21 @@ def _parse_line(path: str | Path, number: int, line: str, config: DataConfig) ->
         raise DataError(f"{where}: cannot be read ({str(error)[:60]}); write long numbers as strings") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: a {type(row).__name__}, not an object; write {{...}}")
-    for setting, name in (("prompt_field", config.prompt_field), ("answer_field", config.answer_field)):
-        if name not in row:
+    for setting in ("prompt_field", "answer_field", "hint_field"):
+        name = getattr(config, setting)
+        if name and name not in row:
             raise DataError(f"{where}: field {name!r} is missing; add it or set data.{setting} (has {', '.join(row)})")
     prompt, answer = row[config.prompt_field], row[config.answer_field]
+    hint = row[config.hint_field] if config.hint_field else ""
     if not isinstance(prompt, str) or not prompt.strip():
         raise DataError(f"{where}: field {config.prompt_field!r} is {prompt!r}; it must be a non-empty string")
-    for name, text in ((config.prompt_field, prompt), (config.answer_field, str(answer))):
+    if not isinstance(hint, str):
+        raise DataError(f"{where}: field {config.hint_field!r} is {hint!r}; it must be a string")
+    for name, text in ((config.prompt_field, prompt), (config.answer_field, str(answer)), (config.hint_field, hint)):
         if any("\ud800" <= char <= "\udfff" for char in text):
             raise DataError(f"{where}: field {name!r} holds half of a surrogate pair; write whole characters")
     try:
-        return Problem(prompt, check_answer(answer), number)
+        return Problem(prompt, check_answer(answer), number, hint)
     except ValueError as error:
         raise DataError(f"{where}: field {config.answer_field!r}: {error}") from error
 
@@ -174,6 +179,7 @@ class ResponseTokenBatch:
     input_ids: Tensor  # [1, N]
     position_ids: Tensor  # [1, N], from 0 in each row
     lengths: tuple[int, ...]  # tokens of each row; they sum to N
+    prompts: tuple[int, ...]  # prompt_index of each row
     predictors: Tensor  # [M] places in the line whose next token was sampled
     targets: Tensor  # [M] those next tokens
     behaviour_logprobs: Tensor  # [M] fp32, as recorded while sampling
@@ -214,6 +220,7 @@ class ResponseTokenBatch:
             input_ids=torch.tensor([ids]),
             position_ids=torch.tensor([positions]),
             lengths=tuple(len(record.token_ids) - 1 for record in records),
+            prompts=tuple(record.prompt_index for record in records),
             predictors=torch.tensor(predictors),
             targets=torch.tensor(targets),
             behaviour_logprobs=torch.tensor(behaviour, dtype=torch.float32),

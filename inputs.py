@@ -5,19 +5,24 @@ Everything here is refused, with one line, before anything is written, built or 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from config import Config, ConfigError
+from config import Config, ConfigError, ModelConfig
 from files import say
 from schema import differences, read_json
 
 FIXED_BY_THE_CURSOR = (
     "data.path", "data.shuffle", "train.seed", "rollout.trajectories_per_step", "rollout.samples_per_prompt",
 )  # fmt: skip
-FIXED_BY_THE_OPTIMIZER = ("lora.rank", "model.dtype", "model.random_weights", "train.offload_optimizer")
+FIXED_BY_THE_OPTIMIZER = (
+    "lora.rank", "model.dtype", "model.random_weights", "train.offload_optimizer", "train.zero_stage",
+    "teacher.source",
+)  # fmt: skip
 
 
 def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
@@ -96,12 +101,8 @@ def load_data(config: Config, chat: Any, path: str, once: bool = False) -> Any:
     from data import distinct, duplicates, load_problems, render_prompts
     from trainer import TrainingData
 
-    system = [{"role": "system", "content": config.data.system_prompt}] if config.data.system_prompt else []
-
-    def render(text: str) -> list[int]:
-        return chat.prompt_ids([*system, {"role": "user", "content": text}])
-
-    problems = load_problems(path, config.data)
+    render = _renderer(config, chat)
+    problems = load_problems(path, dataclasses.replace(config.data, hint_field="") if once else config.data)
     repeated = duplicates(problems, path)
     if repeated:
         _say(f"{repeated}{'; each counts once' if once else ''}")
@@ -114,6 +115,34 @@ def load_data(config: Config, chat: Any, path: str, once: bool = False) -> Any:
     return data
 
 
+def _renderer(config: Config, chat: Any) -> Callable[[str], list[int]]:
+    """Token ids of the prompt with a user turn of this text."""
+    system = [{"role": "system", "content": config.data.system_prompt}] if config.data.system_prompt else []
+    return lambda text: chat.prompt_ids([*system, {"role": "user", "content": text}])
+
+
+def add_teacher_prompts(config: Config, chat: Any, data: Any, shape: Any) -> Any:
+    """The data with what a privileged teacher reads in place of each prompt; as it is where there is none.
+
+    shape: the teacher's Hugging Face config
+    """
+    from teacher import privileged
+
+    template = config.teacher.privilege
+    if config.loss.distill_weight == 0 or not template:
+        return data
+    render = _renderer(config, chat)
+    prompts = [render(problem.prompt + privileged(template, problem)) for problem in data.problems]
+    more = max(len(told) - len(prompt) for told, prompt in zip(prompts, data.prompts, strict=True))
+    if config.rollout.context_length + more > shape.max_position_embeddings:
+        raise ConfigError(
+            "teacher.privilege", template, f"adds up to {more} tokens to rollout.context_length="
+            f"{config.rollout.context_length}, more than the teacher's max_position_embeddings="
+            f"{shape.max_position_embeddings}; shorten it, or lower rollout.context_length",
+        )  # fmt: skip
+    return dataclasses.replace(data, teacher_prompts=prompts)
+
+
 def _say(text: str) -> None:
     if os.environ.get("RANK", "0") == "0":
         say(text)
@@ -121,20 +150,10 @@ def _say(text: str) -> None:
 
 def check_model(config: Config) -> Any:
     """The model's shape, from its config.json alone."""
-    from transformers import AutoConfig
-
     import lora
-    from modeling.attention import check_supported
-    from modeling.quantized import check_quantization
-    from modeling.shapes import shape_source
 
     lora.check_available(config.lora)
-    shape = _from_hub("model.path", shape_source(config.model), AutoConfig)
-    try:
-        check_supported(shape)
-        check_quantization(shape)
-    except ValueError as error:
-        raise ConfigError("model.path", config.model.path, str(error)) from error
+    shape = _shape("model.path", config.model, config.rollout.context_length)
     experts = getattr(shape, "num_local_experts", 0)
     if config.model.router_replay and not experts:
         raise ConfigError(
@@ -143,10 +162,60 @@ def check_model(config: Config) -> Any:
     if config.loss.router_balance and not experts:
         value = config.loss.router_balance
         raise ConfigError("loss.router_balance", value, f"{shape.model_type} has no experts to share alike; set 0")
-    if config.rollout.context_length > shape.max_position_embeddings:
+    return shape
+
+
+def check_teacher(config: Config, tokenizer: Any) -> Any:
+    """The shape of a teacher with weights of its own, else None. Its vocabulary must be the policy's.
+
+    Heads of different lengths are allowed where both tokenizers give every token the same id: models of one family pad
+    their heads differently, and the further rows belong to no token.
+    """
+    if config.loss.distill_weight == 0 or config.teacher.source != "model":
+        return None
+    from transformers import AutoTokenizer
+
+    theirs = _shape("teacher.path", config.teacher_model, config.rollout.context_length)
+    sizes = (theirs.vocab_size, _shape("model.path", config.model, config.rollout.context_length).vocab_size)
+    mend = "a teacher must share the policy's tokenizer; name one of the same family"
+    said = f"the teacher has a vocabulary of {sizes[0]}, the policy one of {sizes[1]}"
+    if config.model.random_weights:  # no tokenizer comes with a shape
+        if sizes[0] != sizes[1]:
+            raise ConfigError("teacher.path", config.teacher.path, f"{said}; {mend}")
+    else:
+        ids, own = _from_hub("teacher.path", config.teacher.path, AutoTokenizer).get_vocab(), tokenizer.get_vocab()
+        if ids != own:
+            word = min((own.items() ^ ids.items()), key=lambda pair: (pair[1], pair[0]))[0]
+            text = f"{said}, and tokenizers of {len(ids)} and {len(own)} tokens give {word!r} the ids "
+            raise ConfigError(
+                "teacher.path", config.teacher.path, f"{text}{ids.get(word)} and {own.get(word)}; {mend}"
+            )
+        if sizes[0] != sizes[1]:
+            _say(f"{said}; their tokenizers are equal, so the first {min(sizes)} are compared")
+    if config.teacher.top_k >= min(sizes):
+        raise ConfigError("teacher.top_k", config.teacher.top_k, f"{said}; set less, or 0 for all of it")
+    return theirs
+
+
+def _shape(name: str, model: ModelConfig, context_length: int) -> Any:
+    """The Hugging Face config of a model that we can run over `context_length` tokens. Raises ConfigError."""
+    from transformers import AutoConfig
+
+    from modeling.attention import check_supported
+    from modeling.quantized import check_quantization
+    from modeling.shapes import shape_source
+
+    shape = _from_hub(name, shape_source(model), AutoConfig)
+    try:
+        check_supported(shape)
+        check_quantization(shape)
+    except ValueError as error:
+        raise ConfigError(name, model.path, str(error)) from error
+    if context_length > shape.max_position_embeddings:
+        whose = name.partition(".")[0]
         raise ConfigError(
-            "rollout.context_length", config.rollout.context_length,
-            f"is more than the model's max_position_embeddings={shape.max_position_embeddings}; lower it",
+            "rollout.context_length", context_length,
+            f"is more than the {whose}'s max_position_embeddings={shape.max_position_embeddings}; lower it",
         )  # fmt: skip
     return shape
 

@@ -28,6 +28,7 @@ class LossConfig:
     router_balance: float = 0.0  # mixtures of experts: times the balance loss of a trajectory's routers
     overlong_mask: bool = False  # a trajectory that ran out of tokens is not trained
     overlong_buffer: int = 0  # tokens before a limit over which the advantage is lowered, by up to 1; 0: off
+    distill_weight: float = 0.0  # share of the teacher's divergence in the loss: 0 none, 1 nothing else
 
     def __post_init__(self) -> None:
         low, high, dual = self.clip_low, self.clip_high, self.dual_clip
@@ -49,6 +50,12 @@ class LossConfig:
         require(self.kl_coef >= 0, "loss.kl_coef", self.kl_coef, "must be 0 (off) or more")
         require(self.router_balance >= 0, "loss.router_balance", self.router_balance, "must be 0 (off) or more")
         require(self.overlong_buffer >= 0, "loss.overlong_buffer", self.overlong_buffer, "must be 0 (off) or more")
+        require(0 <= self.distill_weight <= 1, "loss.distill_weight", self.distill_weight, "must lie in [0, 1]")
+
+    @property
+    def needs_every_row(self) -> bool:
+        """Whether trajectories of advantage 0 have something to train."""
+        return self.kl_coef > 0 or self.distill_weight > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -74,7 +74,7 @@ def _train(config: Config, run_dir: Path, resume: bool, interruption: Interrupti
         tell = partial(_print_peak, parts.memory) if console and parts.policy.device.type == "cuda" else None
         trainer = Trainer(
             parts.config, parts.policy, parts.sample, lambda: parts.engine.stats, parts.chat, parts.tokenizer,
-            parts.data, parts.eval_data, run_dir, writer, tell,
+            parts.data, parts.eval_data, run_dir, writer, tell, parts.teacher,
         )  # fmt: skip
         first = trainer.resume(resume_from) if resume_from else 0
         if console and first >= config.train.steps:
@@ -106,21 +106,23 @@ def built(config: Config, progress: Callable[[int, int, int, int], None] | None 
     """
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     inputs.check_batch(config, world_size)
-    from check import Parts
+    from parts import Parts
 
     tokenizer = inputs.load_tokenizer(config)
     chat = inputs.load_chat(config, tokenizer)
+    teacher_shape = inputs.check_teacher(config, tokenizer)
     data = inputs.load_data(config, chat, config.data.path)
     eval_data = inputs.load_data(config, chat, config.eval.path, once=True) if config.eval.path else None
     shape = inputs.check_model(config)
+    data = inputs.add_teacher_prompts(config, chat, data, teacher_shape or shape)
     tool = building.start_tool(config, rank)
     try:
         device = building.device_of(config)
-        policy, engine, kv_cache_bytes = building.build_policy(config, shape, device, chat, tool, progress)
+        policy, teacher, engine, kv_cache_bytes = building.build_policy(config, shape, device, chat, tool, progress)
         config, memory = building.plan_memory(config, shape, policy, kv_cache_bytes)
         yield Parts(
             config, shape, tokenizer, chat, data, eval_data, tool, policy, engine, building.sample_with(engine),
-            memory, rank, world_size,
+            memory, rank, world_size, teacher,
         )  # fmt: skip
     finally:
         if tool:

@@ -37,6 +37,9 @@ class TokenColumns:
     kl: Tensor  # the estimate, 0 where there is no reference
     balance: Tensor  # of the routers, 1 where even; 0 where it is not asked for
     flips: Tensor  # share of layers whose experts differ from those of sampling; NaN in a dense model
+    divergence: Tensor  # from the teacher; these three are 0 where there is none
+    teacher_gap: Tensor  # log policy - log teacher of the token
+    teacher_entropy: Tensor  # nats
     trained: Tensor  # 0 or 1; 0 in the batch of a rank that has nothing to train
 
     @staticmethod
@@ -81,6 +84,26 @@ class GapFigures:
     by_distance: dict[str, float]  # mean |d| by sampled tokens since the last tool result
 
 
+@dataclass(frozen=True, slots=True)
+class TeacherFigures:
+    """How far the policy is from its teacher, per trained token."""
+
+    divergence: float  # what loss.distill_weight trains down; of "sampled" the estimate of the reverse KL
+    gap: float  # mean log policy - log teacher: the estimate of KL(policy || teacher) whatever the divergence
+    entropy: float  # of the teacher, nats
+    by_turn: dict[str, float]  # the divergence in the first, second, .. turn
+
+
+def teacher_figures(columns: TokenColumns) -> TeacherFigures:
+    """columns: as gathered"""
+    return TeacherFigures(
+        divergence=columns.divergence.mean().item(),
+        gap=columns.teacher_gap.mean().item(),
+        entropy=columns.teacher_entropy.mean().item(),
+        by_turn=_by_turn(columns.divergence, columns.turns),
+    )
+
+
 def gap_figures(gap: Tensor, turns: Tensor, since_tool: Tensor) -> GapFigures:
     """gap, turns, since_tool: fp64 on CPU  # [M] each"""
     if gap.numel() == 0:
@@ -95,10 +118,14 @@ def gap_figures(gap: Tensor, turns: Tensor, since_tool: Tensor) -> GapFigures:
         k1=-gap.mean().item(),
         k3=(torch.expm1(bounded) - bounded).mean().item(),
         ess=(ratio.sum().square() / (ratio.numel() * ratio.square().sum())).item(),
-        by_turn=_means(size, turns.clamp(max=LAST_TURN - 1), _turn_names()),
+        by_turn=_by_turn(size, turns),
         by_distance=_means(size, torch.bucketize(since_tool, torch.tensor((0, *DISTANCES)), right=True) - 1,
                            _distance_names()),
     )  # fmt: skip
+
+
+def _by_turn(values: Tensor, turns: Tensor) -> dict[str, float]:
+    return _means(values, turns.clamp(max=LAST_TURN - 1), _turn_names())
 
 
 def _means(size: Tensor, bins: Tensor, names: list[str]) -> dict[str, float]:

@@ -33,16 +33,16 @@ def plan_updates(scored: Sequence[Scored], config: Config, world_size: int) -> l
     loss, train = config.loss, config.train
     kept = [s for s in scored if not (loss.overlong_mask and s.record.stop in CUT)]
     groups = list(by_prompt(kept).values())
-    with_kl = loss.kl_coef > 0
-    active = [g for g in groups if with_kl or not is_equal(g)]
-    idle = [g for g in groups if not (with_kl or not is_equal(g))]
+    every = loss.needs_every_row
+    active = [g for g in groups if every or not is_equal(g)]
+    idle = [g for g in groups if not (every or not is_equal(g))]
     count = min(train.updates_per_rollout, len(active))
     updates = []
     for first in range(count):
         items = [s for group in active[first::count] + idle[first::count] for s in group]
         items.sort(key=lambda s: (s.record.prompt_index, s.record.sample_index))
         weights = token_weights(items, loss.policy, token_budget(config.rollout))
-        updates.append(collate(items, weights, config.micro_batch_tokens, world_size, leave_out_equal=not with_kl))
+        updates.append(collate(items, weights, config.micro_batch_tokens, world_size, leave_out_equal=not every))
     return updates
 
 

@@ -30,19 +30,18 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 import lora
-from config import Config
+from config import Config, ConfigError
+from modeling.divergence import TeacherStates
 from modeling.loading import build_model
 from modeling.logprob import TokenLogprobs
 from modeling.packed_model import PackedBatch, TokenLogprobModule
 from modeling.probe import check_attention
 from modeling.recompute import Recompute, free_bytes
 from reference import Reference
+from zero_settings import BUCKET_ELEMENTS, deepspeed_settings
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
 transformers_logging.disable_progress_bar()
-
-
-BUCKET_ELEMENTS = 100_000_000  # of gradients that are reduced at once; DeepSpeed's default takes five times the memory
 
 
 def init_distributed(device: torch.device) -> None:
@@ -80,9 +79,11 @@ class Policy:
         if config.lora.rank:
             lora.add_adapters(self.model, config.lora, config.train.seed)
         self.recompute = Recompute(self.model.base_model.layers, config.model.gradient_checkpointing, device)
+        self.saved_beside: dict[str, Any] = {}  # name -> what has state_dict and load_state_dict; alike on all ranks
         module = TokenLogprobModule(
             self.model, config.model.attn_implementation, config.rollout.temperature, self.recompute,
-            config.model.router_replay, config.loss.router_balance > 0,
+            only_distils=config.loss.distill_weight == 1 and config.loss.kl_coef == 0,
+            router_replay=config.model.router_replay, router_balance=config.loss.router_balance > 0,
         )  # fmt: skip
         self.world_size = dist.get_world_size()
         self._accumulating = False  # between the first and the last micro-batch of an update
@@ -100,10 +101,13 @@ class Policy:
     def train(self) -> None:
         self._engine.module.train()
 
-    def token_logprobs(self, batch: PackedBatch) -> TokenLogprobs:
-        """Log-probabilities [M] of the batch's sampled tokens under the current weights, differentiable."""
+    def token_logprobs(self, batch: PackedBatch, lesson: TeacherStates | None = None) -> TokenLogprobs:
+        """Log-probabilities [M] of the batch's sampled tokens under the current weights, differentiable.
+
+        lesson: see `TokenLogprobModule.forward`
+        """
         self.recompute.to_come = self._gradient_bytes()
-        return self._engine(batch)
+        return self._engine(batch, lesson)
 
     @torch.no_grad()
     def frozen_logprobs(self, batch: PackedBatch) -> Tensor:
@@ -173,6 +177,8 @@ class Policy:
         self._engine._save_checkpoint(str(folder), "engine", exclude_frozen_parameters=adapters_alone)
         self._engine._save_zero_checkpoint(str(folder), "engine")
         torch.save(_random_state(), folder / "engine" / f"random_rank_{dist.get_rank()}.pt")
+        for name, part in self.saved_beside.items() if dist.get_rank() == 0 else ():
+            torch.save(part.state_dict(), folder / "engine" / f"{name}.pt")
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote on the same number of ranks. Collective."""
@@ -193,6 +199,13 @@ class Policy:
         path, _ = self._engine.load_checkpoint(str(folder), tag="engine", load_module_strict=whole, **options)
         if path is None:
             raise RuntimeError(f"{folder}: DeepSpeed found no engine state in it")
+        for name, part in self.saved_beside.items():
+            file = folder / "engine" / f"{name}.pt"
+            if not file.exists():
+                raise ConfigError(
+                    "teacher.source", "ema", f"{folder} was written without one; start a new run from it"
+                )
+            part.load_state_dict(torch.load(file, map_location="cpu"))
 
     def save_pretrained(self, folder: Path) -> None:
         """The Hugging Face copy, or with LoRA the adapters in peft's form; rank 0 alone."""
@@ -250,29 +263,3 @@ def build_optimizer(model: PreTrainedModel, config: Config) -> torch.optim.Optim
 
 def _decays(parameter: Tensor, embedding: Tensor) -> bool:
     return parameter.ndim > 1 and parameter is not embedding
-
-
-def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:
-    """Gradients are sums of parts that hold the global denominator, over micro-batches and ranks alike: DeepSpeed is
-    told to sum over ranks where it would average, and divides by gradient_accumulation_steps, which says 1 whatever
-    the number of micro-batches.
-    """
-    zero: dict[str, Any] = {"stage": 2, "contiguous_gradients": True, "overlap_comm": False}
-    zero |= {"reduce_bucket_size": BUCKET_ELEMENTS, "reduce_scatter": world_size > 1}  # one rank: fewer copies
-    if config.train.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_allreduce_op": "sum",
-        "gradient_clipping": config.train.max_grad_norm,
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "hybrid_engine": {"enabled": True},
-        "steps_per_print": 1 << 40,
-    }
-    if config.model.dtype == "bfloat16":
-        # Without the second line micro-batches would be added up in bf16.
-        settings["bf16"] = {"enabled": True}
-        settings["data_types"] = {"grad_accum_dtype": "fp32"}
-    return settings

@@ -20,7 +20,7 @@ import checkpoint
 import entropies
 import evaluation
 from badsteps import BadSteps
-from config import Config, TrainConfig
+from config import Config
 from data import Problem, ProblemStream, data_digest
 from files import say
 from groups import SampledStep, by_prompt, count_reasons, equal_share, with_overlong_penalty, without_equal_groups
@@ -31,6 +31,7 @@ from ranks import Ranks
 from report.writers import RunWriter
 from reward import Grade, grade_trajectory, score, shaping
 from rollout.records import RolloutRecord, SamplingConfig, Scored
+from schedule import due, learning_rate
 from update import UpdateStats, update
 
 
@@ -40,6 +41,7 @@ class TrainingData:
 
     problems: Sequence[Problem]
     prompts: Sequence[list[int]]
+    teacher_prompts: Sequence[list[int]] = ()  # with teacher.privilege, what the teacher reads in their place
 
     def digest(self) -> str:
         """Of prompts and answers in their order: a data cursor into others means nothing."""
@@ -56,9 +58,12 @@ class Trainer:
         sample: Callable[[Sequence[list[int]], int, Callable[[], int], SamplingConfig], list[RolloutRecord]],
         rollout_stats: Callable[[], Any],
         chat: Any, tokenizer: Any, data: TrainingData, eval_data: TrainingData | None, run_dir: Path,
-        writer: RunWriter | None, after_first_step: Callable[[], None] | None = None,
+        writer: RunWriter | None, after_first_step: Callable[[], None] | None = None, teacher: Any = None,
     ):  # fmt: skip
-        """writer: on rank 0; None on the others. after_first_step: of this process, once it is written."""
+        """writer: on rank 0; None on the others. after_first_step: of this process, once it is written.
+
+        teacher: a `teacher.Teacher`, with loss.distill_weight above 0
+        """
         self.config, self.policy, self.chat, self.tokenizer = config, policy, chat, tokenizer
         self.data, self.eval_data, self.run_dir = data, eval_data, run_dir
         self.ranks = Ranks()
@@ -68,7 +73,7 @@ class Trainer:
             gather=self.ranks.gather, keep=config.train.keep_checkpoints,
         )  # fmt: skip
         self._sample, self._rollout_stats = sample, rollout_stats
-        self._writer, self._after_first_step = writer, after_first_step
+        self._writer, self._after_first_step, self._teacher = writer, after_first_step, teacher
         self._bad_steps = BadSteps(run_dir, self.ranks.rank, config.train.max_bad_steps)
         self._seconds: dict[str, float] = {}
 
@@ -103,7 +108,7 @@ class Trainer:
         for step in range(first_step, steps):
             row = self._step_or_last_checkpoint(step)
             done = step + 1
-            if self.eval_data and _due(done, self.config.eval.every, steps):
+            if self.eval_data and due(done, self.config.eval.every, steps):
                 row |= self.evaluate(done)
             if self._writer:
                 self.ranks.attempt(self._writer.metrics, row)
@@ -112,7 +117,7 @@ class Trainer:
                 self._after_first_step()
             self._bad_steps.check(done)
             request = interruption.agreed(gather)
-            if request or _due(done, self.config.train.save_every, steps):
+            if request or due(done, self.config.train.save_every, steps):
                 self._store.begin(done, {"score": row.get("eval_avg_at_k"), "data": self.data.digest()})
             if request is Request.STOP:
                 break
@@ -133,12 +138,17 @@ class Trainer:
         sampled = self._sample_groups(step)
         with self._clock("save"):
             saved = self._store.finish()
-        stats = None
+        stats = lessons = None
         with self._clock("update"):
             updates = plan_updates(sampled.trained, self.config, self.ranks.world_size)
             mine = [parts[self.ranks.rank] for parts in updates]
+        if self._teacher and mine:
+            with self._clock("teacher"):
+                told = self.data.teacher_prompts
+                lessons = self._teacher.lessons(mine, [told[i] for i in sampled.indices] if told else ())
+        with self._clock("update"):
             if mine:  # else no group of the step has two different rewards
-                stats = update(self.policy, mine, self.config.loss, learning_rate(step, self.config.train))
+                stats = update(self.policy, mine, self.config.loss, learning_rate(step, self.config.train), lessons)
         with self._clock("write"):
             if self._writer:
                 answers = [self.data.problems[index].answer for index in sampled.indices]
@@ -280,17 +290,3 @@ def sampling_of(config: Config) -> SamplingConfig:
         context_length=rollout.context_length,
         seed=config.train.seed,
     )
-
-
-def _due(done: int, every: int, steps: int) -> bool:
-    """Whether something that happens `every` steps (0: only after the last) happens after `done` steps."""
-    return done == steps or (every > 0 and done % every == 0)
-
-
-def learning_rate(step: int, train: TrainConfig) -> float:
-    """The rate of step `step` (from 0): linear warm-up, then constant or linear to zero at train.steps."""
-    if step < train.warmup_steps:
-        return train.learning_rate * (step + 1) / train.warmup_steps
-    if train.schedule == "constant":
-        return train.learning_rate
-    return train.learning_rate * (train.steps - step) / (train.steps - train.warmup_steps)

@@ -20,8 +20,9 @@ from torch import Tensor
 from config import LossConfig
 from corrections import importance_weights
 from data import ResponseTokenBatch
-from losses import kl_penalty, policy_losses
-from measures import GapFigures, TokenColumns, gap_figures
+from losses import TokenLosses, kl_penalty, policy_losses
+from measures import GapFigures, TeacherFigures, TokenColumns, gap_figures, teacher_figures
+from modeling.divergence import Lesson, TeacherStates
 from modeling.logprob import TokenLogprobs
 
 Batches = Sequence[ResponseTokenBatch]
@@ -33,7 +34,7 @@ class TrainablePolicy(Protocol):
     device: torch.device
 
     def train(self) -> None: ...
-    def token_logprobs(self, batch: ResponseTokenBatch) -> TokenLogprobs: ...
+    def token_logprobs(self, batch: ResponseTokenBatch, lesson: TeacherStates | None = None) -> TokenLogprobs: ...
     def frozen_logprobs(self, batch: ResponseTokenBatch) -> Tensor: ...
     def reference_logprobs(self, batches: Iterable[ResponseTokenBatch]) -> list[Tensor]: ...
     def backward(self, loss: Tensor, last: bool) -> None: ...
@@ -46,7 +47,7 @@ class OneUpdate:
 
     loss: float
     grad_norm: float  # before clipping; not finite where the step was skipped
-    tokens: int  # without a KL penalty, rows of advantage 0 are left out, as in the forward
+    tokens: int  # without a KL penalty or a teacher, rows of advantage 0 are left out, as in the forward
     clip_fraction: float
     entropy: float  # nats a token
     ratio_error: float  # largest |ratio - 1|; exactly 0 in the first update
@@ -70,6 +71,7 @@ class UpdateStats:
     mismatch: GapFigures  # training forward against sampling, at the weights that sampled
     stale: GapFigures | None  # the same at the moved weights of all later updates
     entropies: tuple[Tensor, ...] = ()  # of each update, nats of each trained token of all ranks, on CPU  # [M] each
+    teacher: TeacherFigures | None = None  # over all updates
 
     @property
     def tokens(self) -> int:
@@ -89,6 +91,8 @@ class UpdateStats:
             row["router_balance"] = self._token_mean("balance")
         if not math.isnan(self.updates[0].flips):
             row |= {f"router_{name}": self._token_mean(name) for name in ("flips", "flipped_tokens")}
+        if self.teacher:
+            row |= {f"teacher_{name}": value for name, value in dataclasses.asdict(self.teacher).items()}
         row["bad_updates"] = sum(u.is_bad for u in self.updates)
         row |= {f"mismatch_{name}": value for name, value in dataclasses.asdict(self.mismatch).items()}
         if self.stale:
@@ -101,19 +105,25 @@ class UpdateStats:
 
 
 def update(
-    policy: TrainablePolicy, minibatches: Sequence[Batches], loss: LossConfig, learning_rate: float
-) -> UpdateStats:
-    """Trains once on each mini-batch: this rank's micro-batches of it, of which every rank brings equally many."""
+    policy: TrainablePolicy, minibatches: Sequence[Batches], loss: LossConfig, learning_rate: float,
+    lessons: Sequence[Sequence[Lesson]] | None = None,
+) -> UpdateStats:  # fmt: skip
+    """Trains once on each mini-batch: this rank's micro-batches of it, of which every rank brings equally many.
+
+    lessons: the teacher's for each of them, with loss.distill_weight above 0
+    """
     policy.train()
     on_device = [[batch.to(policy.device) for batch in batches] for batches in minibatches]
     old = _old_logprobs(policy, on_device, loss)
     reference = _reference_logprobs(policy, on_device, loss)
     updates, columns = [], []
-    for batches, olds, references in zip(on_device, old, reference, strict=True):
-        one, tokens = _one_update(policy, batches, olds, references, loss, learning_rate)
+    taught: Sequence[Sequence[Lesson] | None] = lessons or [None] * len(minibatches)
+    for batches, olds, references, given in zip(on_device, old, reference, taught, strict=True):
+        one, tokens = _one_update(policy, batches, olds, references, given, loss, learning_rate)
         updates.append(one)
         columns.append(tokens)
-    return UpdateStats(tuple(updates), *_gaps(columns, loss), entropies=tuple(c.entropy for c in columns))
+    teacher = teacher_figures(TokenColumns.concatenate(columns)) if lessons else None
+    return UpdateStats(tuple(updates), *_gaps(columns, loss), tuple(c.entropy for c in columns), teacher)
 
 
 def _old_logprobs(
@@ -136,15 +146,17 @@ def _reference_logprobs(
 
 def _one_update(
     policy: TrainablePolicy, batches: Batches, old: list[Tensor] | None, reference: list[Tensor] | None,
-    loss: LossConfig, learning_rate: float,
+    lessons: Sequence[Lesson] | None, loss: LossConfig, learning_rate: float,
 ) -> tuple[OneUpdate, TokenColumns]:  # fmt: skip
     total = torch.zeros((), dtype=torch.float64, device=policy.device)
     columns = []
     for index, batch in enumerate(batches):
-        out = policy.token_logprobs(batch)
+        lesson = lessons[index] if lessons else None
+        out = policy.token_logprobs(batch, lesson if isinstance(lesson, TeacherStates) else None)
         value, tokens = batch_loss(
-            out, batch, old[index] if old else out.logprobs.detach(), reference[index] if reference else None, loss
-        )
+            out, batch, old[index] if old else out.logprobs.detach(), reference[index] if reference else None, loss,
+            lesson,
+        )  # fmt: skip
         total += value.detach()
         columns.append(tokens)
         last = index == len(batches) - 1
@@ -158,25 +170,35 @@ def _one_update(
 
 
 def batch_loss(
-    out: TokenLogprobs, batch: ResponseTokenBatch, old: Tensor, reference: Tensor | None, loss: LossConfig
-) -> tuple[Tensor, TokenColumns]:
-    """A micro-batch's part of the loss: sum of weight x (importance x policy loss + kl_coef x KL + router_balance x
-    balance), a scalar.
+    out: TokenLogprobs, batch: ResponseTokenBatch, old: Tensor, reference: Tensor | None, loss: LossConfig,
+    lesson: Lesson | None = None,
+) -> tuple[Tensor, TokenColumns]:  # fmt: skip
+    """A micro-batch's part of the loss, a scalar: the sum over tokens of
+
+        weight x ((1 - distill_weight) x importance x policy loss + distill_weight x divergence + kl_coef x KL
+                  + router_balance x balance)
+
+    where the divergence "sampled" is importance x policy loss too, with log teacher - log policy as the advantage.
 
     old, reference  # [M] each, no gradient
     """
     num_rows = len(batch.lengths)
     policy = policy_losses(out.logprobs, old, batch.advantages, batch.rows, num_rows, loss)
     corrected = importance_weights(old, batch.behaviour_logprobs, batch.rows, num_rows, loss)
-    values = corrected.weights * policy.values
-    kl = torch.zeros_like(old)
+    mixed = TokenLosses(corrected.weights * policy.values, policy.clipped)
+    taught: tuple[Tensor, Tensor, Tensor] | None = None  # divergence, gap, entropy of the teacher
+    if isinstance(lesson, TokenLogprobs):
+        mixed, taught = _imitating(mixed, corrected.weights, out, batch, old, loss, lesson)
+    elif out.divergences:
+        mixed = TokenLosses((1 - loss.distill_weight) * mixed.values, mixed.clipped)
+        taught = (out.divergences.values, out.divergences.gap, out.divergences.entropy)
+    values, nothing = mixed.values, torch.zeros_like(old)
+    kl = balance = nothing
     if reference is not None:
         kl = kl_penalty(out.logprobs, reference, loss.kl_estimator)
         values = values + loss.kl_coef * kl
-    balance = torch.zeros_like(old)
     if out.balance is not None:
-        balance = out.balance
-        values = values + loss.router_balance * balance
+        balance, values = out.balance, values + loss.router_balance * out.balance
     present = out.logprobs.detach()
     columns = TokenColumns(
         gap=present - batch.behaviour_logprobs,
@@ -184,17 +206,31 @@ def batch_loss(
         turns=batch.turns,
         since_tool=batch.since_tool,
         entropy=out.entropy,
-        top1=torch.zeros_like(old) if out.top1 is None else out.top1,
-        clipped=policy.clipped,
+        top1=nothing if out.top1 is None else out.top1,
+        clipped=mixed.clipped,
         ratio_error=torch.expm1(present - old).abs(),
         importance=corrected.weights,
         importance_cut=corrected.cut,
         kl=kl.detach(),
         balance=balance.detach(),
         flips=torch.full_like(old, math.nan) if out.flips is None else out.flips,
+        **dict(zip(("divergence", "teacher_gap", "teacher_entropy"), taught or (nothing,) * 3, strict=True)),
         trained=batch.weights > 0,
     )
-    return (batch.weights * values).sum(), columns
+    value = (batch.weights * values).sum()
+    return (value + loss.distill_weight * out.divergences.loss if out.divergences else value), columns
+
+
+def _imitating(
+    policy: TokenLosses, weights: Tensor, out: TokenLogprobs, batch: ResponseTokenBatch, old: Tensor,
+    loss: LossConfig, lesson: TokenLogprobs,
+) -> tuple[TokenLosses, tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
+    """The policy loss mixed with one that raises what the teacher finds likelier; gap, gap and teacher's entropy."""
+    gap = batch.behaviour_logprobs - lesson.logprobs
+    imitation = policy_losses(out.logprobs, old, -gap, batch.rows, len(batch.lengths), loss)
+    share = loss.distill_weight
+    values = (1 - share) * policy.values + share * weights * imitation.values
+    return TokenLosses(values, policy.clipped | imitation.clipped), (gap, gap, lesson.entropy)
 
 
 def _summary(loss: float, grad_norm: float, tokens: TokenColumns) -> OneUpdate:

@@ -3,6 +3,7 @@
     python benchmarks/bench_decode.py --shape 0.6B --points 16x1024 64x1024 64x4096 256x1024
     python benchmarks/bench_decode.py --shape 4B --points 64x1024 --driven 64x1024 --profile --mismatch
     python benchmarks/bench_decode.py --shape models/shapes/gpt-oss-20b --points 16x1024 64x1024 --mismatch
+    python benchmarks/bench_decode.py --shape models/shapes/Qwen2.5-0.5B-Instruct --points 8x1024 [--eager]
 
 For each point, rows x context, it reports the step time where every row stands at that context, `run` as the engine
 calls it (ids read back within the step) and with the ids read one step late; the share of the floor, (weights + live
@@ -11,6 +12,8 @@ layer as the last layer's rows chose, and of a sliding layer the keys in its win
 prompts of context - 256 tokens and then draws 512 tokens a row, as a server would be driven. `--mismatch` compares the
 draws' log-probs with a plain Hugging Face forward, and that with one whose attention is the textbook's, for scale. Of
 GPT-OSS the first is the training forward, whose experts are compared with those of the draws, and replayed once.
+`--eager` decodes without graphs, as rollout.cuda_graphs=false does; it cannot run late. A distilled student is decoded
+like any policy: smoke_opsd's is the last line.
 The last line is JSON with commit, GPU and versions.
 """
 
@@ -87,15 +90,17 @@ def copy_bandwidth() -> float:
 class Bench:
     """One cache and one decoder for `rows` rows of up to `length` tokens each."""
 
-    def __init__(self, model: Any, rows: int, length: int, page_size: int):
+    def __init__(self, model: Any, rows: int, length: int, page_size: int, eager: bool = False):
         self.rows, self.length, self.page_size = rows, length, page_size
         self.per_row = math.ceil(length / page_size)
         self.cache = PagedCache(model.config, rows * self.per_row + 1, page_size, torch.bfloat16, "cuda")
         torch.cuda.synchronize()
         started = time.perf_counter()
-        self.decoder = GraphDecoder(
-            model, self.cache, FlashDecoder(model, self.cache), max_rows=rows, context_length=length, temperature=1.0
-        )  # fmt: skip
+        self.decoder: Any = FlashDecoder(model, self.cache)
+        if not eager:
+            self.decoder = GraphDecoder(
+                model, self.cache, self.decoder, max_rows=rows, context_length=length, temperature=1.0
+            )  # fmt: skip
         torch.cuda.synchronize()
         self.startup = time.perf_counter() - started
         pages = (torch.randperm(rows * self.per_row) + 1).view(rows, self.per_row)
@@ -114,7 +119,7 @@ class Bench:
 
 
 def decode_times(bench: Bench, context: int) -> tuple[float, float]:
-    """Milliseconds per step with every row at `context`: ids read within the step, and one step late."""
+    """Milliseconds per step with every row at `context`: ids read within the step, and one step late (0 if eager)."""
     bench.fill()
     tokens = [1] * bench.rows
     first = context - STEPS // 2
@@ -125,6 +130,8 @@ def decode_times(bench: Bench, context: int) -> tuple[float, float]:
     for position in range(first, first + STEPS):
         tokens = bench.decoder.run(bench.step(tokens, position), 1.0).tokens
     within = time.perf_counter() - started
+    if not bench.decoder.pipelined:
+        return within / STEPS * 1e3, 0.0
     pending = bench.decoder.submit(bench.step(tokens, first), 1.0)
     late_tokens = [LAST_DRAW] * bench.rows
     torch.cuda.synchronize()
@@ -192,13 +199,13 @@ def bytes_read(model: Any, bench: Bench, context: int) -> float:
 def measure(model: Any, rows: int, context: int, options: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     driven = f"{rows}x{context}" in options.driven
-    bench = Bench(model, rows, context + (DRAWS // 2 if driven else STEPS), options.page_size)
+    bench = Bench(model, rows, context + (DRAWS // 2 if driven else STEPS), options.page_size, options.eager)
     within, late = decode_times(bench, context)
     floor = bytes_read(model, bench, context) / bandwidth * 1e3
     result: dict[str, Any] = {
         "rows": rows, "context": context, "step_ms": within, "late_ms": late, "tokens_per_s": rows / within * 1e3,
         "floor_ms": floor, "share_of_floor": floor / within, "startup_s": bench.startup,
-        "captures": bench.decoder.captures,
+        "captures": getattr(bench.decoder, "captures", 0),
     }  # fmt: skip
     if driven:
         result["driven"] = prompt_and_draws(
@@ -231,6 +238,7 @@ def main() -> None:
     parser.add_argument("--driven", nargs="*", default=[], metavar="ROWSxCONTEXT", help="points to drive as well")
     parser.add_argument("--prefill-tokens", type=int, default=16384, help="prompt tokens read in one step")
     parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--mismatch", action="store_true")
     options = parser.parse_args()
@@ -238,7 +246,12 @@ def main() -> None:
     model = build_model(options.shape)
     bandwidth = copy_bandwidth()
     print(f"{options.shape}: built in {time.perf_counter() - started:.1f} s; copy {bandwidth / 1e12:.2f} TB/s")
-    results: dict[str, Any] = {"shape": options.shape, "copy_tb_s": bandwidth / 1e12, "points": []}
+    results: dict[str, Any] = {
+        "shape": options.shape,
+        "graphs": not options.eager,
+        "copy_tb_s": bandwidth / 1e12,
+        "points": [],
+    }
     for name in options.points:
         rows, context = map(int, name.split("x"))
         point = measure(model, rows, context, options, bandwidth)

@@ -2,6 +2,7 @@
 
     python benchmarks/bench_rollout.py --shape Qwen3-0.6B --workload retool_64 [--tools both] [--repeat 2]
     torchrun --standalone --nproc-per-node 2 benchmarks/bench_rollout.py --workload retool_256 --copies 2 --rows 256
+    python benchmarks/bench_rollout.py --shape Qwen2.5-0.5B-Instruct [--eager]     (the student of smoke_opsd)
 
 Random weights at the true shape, bf16, temperature 1, log-probs recorded. A turn samples exactly its scripted number
 of tokens (stop tokens ignored); after its tool latency the scripted number of tool tokens is appended, never sampled.

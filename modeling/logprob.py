@@ -9,6 +9,7 @@ On CUDA `modeling.logprob_kernel` computes the same function in fused passes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from modeling.attention import MIN_ROWS
+
+if TYPE_CHECKING:
+    from modeling.divergence import Divergences
 
 CHUNK_LOGITS = 1 << 25  # logits held at once: 134 MB in fp32, 220 rows at V = 151,936
 
@@ -27,6 +31,7 @@ class TokenLogprobs:
     top1: Tensor | None = None  # [M] fp32, 1 where no token is likelier than the target
     flips: Tensor | None = None  # [M] share of layers whose experts differ from those of sampling; None: dense
     balance: Tensor | None = None  # [M] fp32, differentiable: `modeling.routing.token_balance`; None: not asked for
+    divergences: Divergences | None = None  # from a teacher, where there is one
 
 
 def head_logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
@@ -61,7 +66,8 @@ def token_logprobs(
         checkpoint(_chunk_logprobs, h, weight, t, temperature, use_reentrant=False)
         for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True)
     ]
-    return TokenLogprobs(*(torch.cat(figures) for figures in zip(*parts, strict=True)))
+    logprobs, entropy, top1 = (torch.cat(figures) for figures in zip(*parts, strict=True))
+    return TokenLogprobs(logprobs, entropy, top1)
 
 
 def _chunk_logprobs(

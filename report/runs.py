@@ -14,7 +14,7 @@ from files import whole_lines
 from report.settings import Stretch, stretches
 
 Column = list[float | None]
-PHASES = ("rollout", "reward", "save", "update", "write", "eval", "other")
+PHASES = ("rollout", "reward", "save", "teacher", "update", "write", "eval", "other")
 NORMAL_95 = 1.96  # half width of a 95 % interval in standard errors
 
 
@@ -81,7 +81,7 @@ def _derived(row: dict[str, Any], rollout: dict[str, Any]) -> dict[str, float]:
         half = NORMAL_95 * row["eval_avg_stderr"]
         made["eval_low"] = max(row["eval_avg_at_k"] - half, 0.0)
         made["eval_high"] = min(row["eval_avg_at_k"] + half, 1.0)
-    known = {name: row.get(f"seconds_{name}", 0.0) for name in ("rollout", "reward", "save", "update", "write")}
+    known = {name: row.get(f"seconds_{name}", 0.0) for name in PHASES if name not in ("eval", "other")}
     made |= {f"phase_{name}": seconds for name, seconds in known.items()}
     made["phase_eval"] = row.get("eval_seconds", 0.0)
     made["phase_other"] = max(round(row.get("seconds", 0.0) - sum(known.values()), 3), 0.0)

@@ -14,6 +14,7 @@ from config import Config, ConfigError, load_config, parse_config
 
 ROOT = Path(__file__).parent.parent
 SMALLEST = {"model": {"path": "m"}, "data": {"path": "d"}}
+TAUGHT = SMALLEST | {"loss": {"distill_weight": 1.0}}
 SHIPPED = sorted((ROOT / "configs").glob("*.json"))
 
 
@@ -30,7 +31,7 @@ def test_every_field_is_read_outside_the_config_module():
     sources = [p for p in ROOT.rglob("*.py") if not {"tests", ".venv", "benchmarks"} & set(p.relative_to(ROOT).parts)]
     read = set()
     for path in sources:
-        if path.name not in ("config.py", "loss_config.py", "watch_config.py", "schema.py"):
+        if path.name not in ("config.py", "loss_config.py", "teacher_config.py", "watch_config.py", "schema.py"):
             read |= {n.attr for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)}
     inside = {n.attr for n in ast.walk(ast.parse((ROOT / "config.py").read_text())) if isinstance(n, ast.Attribute)}
     sections = typing.get_type_hints(Config)
@@ -58,6 +59,7 @@ def test_every_field_is_read_outside_the_config_module():
         (with_section("train", steps=True), ["train.steps=True", "an integer"]),
         (with_section("train", steps=0), ["train.steps=0", "at least 1"]),
         (with_section("rollout", samples_per_prompt=1), ["rollout.samples_per_prompt=1", "at least 2"]),
+        (with_section("rollout", samples_per_prompt=0), ["rollout.samples_per_prompt=0", "at least 1"]),
         (with_section("rollout", trajectories_per_step=9, samples_per_prompt=4), ["=9", "smaller is 8", "larger 12"]),
         (with_section("rollout", temperature=0), ["rollout.temperature=0", "above 0"]),
         (with_section("rollout", max_new_tokens=8192), ["rollout.max_new_tokens=8192", "context_length=8192"]),
@@ -76,8 +78,27 @@ def test_every_field_is_read_outside_the_config_module():
         (with_section("loss", kl_coef=-1.0), ["loss.kl_coef=-1.0", "0 (off)"]),
         (with_section("rollout", max_refills=-1), ["rollout.max_refills=-1", "0 (off)"]),
         (with_section("train", updates_per_rollout=9), ["updates_per_rollout=9", "8 groups"]),
+        (with_section("train", zero_stage=0), ["train.zero_stage=0", "1 or 2"]),
         (with_section("train", max_bad_steps=0), ["train.max_bad_steps=0", "at least 1"]),
         (with_section("lora", rank=-1), ["lora.rank=-1", "0 (off)"]),
+        (with_section("loss", distill_weight=1.5), ["loss.distill_weight=1.5", "[0, 1]"]),
+        (with_section("loss", distill_weight=0.5), ["teacher.path=''", "distill_weight=0.5", "hub name"]),
+        (with_section("teacher", divergence="kl"), ["teacher.divergence='kl'", "'reverse_kl'", "'sampled'"]),
+        (with_section("teacher", beta=1.0), ["teacher.beta=1.0", "reverse_kl"]),
+        (with_section("teacher", temperature=0.0), ["teacher.temperature=0.0", "above 0"]),
+        (with_section("teacher", top_k=-1), ["teacher.top_k=-1", "whole vocabulary"]),
+        (with_section("teacher", top_k=4, divergence="sampled"), ["teacher.top_k=4", "one token"]),
+        (with_section("teacher", source="live"), ["teacher.privilege=''", "teaches nothing"]),
+        (with_section("teacher", source="base", path="x"), ["teacher.path='x'", "'base'", "the policy itself"]),
+        (with_section("teacher", source="ema", placement="zero3"), ["teacher.placement='zero3'", "whole"]),
+        (with_section("teacher", source="ema", ema_decay=1.0), ["teacher.ema_decay=1.0", "between 0 and 1"]),
+        (
+            TAUGHT | {"teacher": {"path": "t", "divergence": "sampled", "temperature": 2.0}},
+            ["teacher.temperature=2.0", "at 1.0", "null"],
+        ),
+        (TAUGHT | {"teacher": {"source": "ema"}, "lora": {"rank": 4}}, ["teacher.source='ema'", "lora.rank"]),
+        (TAUGHT | {"teacher": {"path": "t"}, "rollout": {"max_refills": 1}}, ["rollout.max_refills=1", "rewards"]),
+        (TAUGHT | {"teacher": {"source": "live", "privilege": "{hint}"}}, ["data.hint_field=''", "{hint}"]),
         (with_section("tool", preload="numpy"), ["tool.preload='numpy'", "list of strings"]),
         ({"model": 3}, ["model=3", "JSON object"]),
         ({}, ["model.path", "name a model folder"]),
@@ -130,3 +151,8 @@ def test_the_resolved_config_reads_back_equal(tmp_path):
 
 def test_an_integer_may_stand_for_a_number():
     assert parse_config(with_section("tool", timeout_seconds=2)).tool.timeout_seconds == 2.0
+
+
+def test_pure_distillation_needs_no_group_to_compare():
+    raw = TAUGHT | {"teacher": {"path": "t"}, "rollout": {"samples_per_prompt": 1}}
+    assert parse_config(raw).rollout.prompts_per_step == 64

@@ -17,8 +17,11 @@ ALLOWED: dict[str, set[str] | None] = {
     "schema": set(),
     "files": {"schema"},
     "watch_config": {"schema"},
-    "config": {"watch_config", "schema", "loss_config"},
+    "config": {"watch_config", "schema", "loss_config", "model_config", "teacher_config"},
     "loss_config": {"schema"},
+    "model_config": {"schema"},
+    "teacher_config": {"schema"},
+    "schedule": {"config"},
     "rollout.records": set(),
     "rollout.pages": set(),
     "sandbox": set(),
@@ -46,13 +49,29 @@ ALLOWED: dict[str, set[str] | None] = {
     "rollout": {"config", "modeling"},
     "lora": {"config"},
     "reference": set(),
-    "policy": {"config", "lora", "modeling", "reference", "rollout.records"},
+    "teacher": {"modeling"},
+    "teacher_weights": set(),
+    "zero_settings": {"config"},
+    "policy": {"config", "lora", "modeling", "reference", "rollout.records", "zero_settings"},
     "update": {"config", "corrections", "data", "losses", "measures", "modeling"},
     "badsteps": {"config", "files", "update"},
     "evaluation": {"boxes", "config", "estimators", "files", "reward", "rollout.records"},
     "treatments": {"checkpoint", "config", "evaluation", "ranks", "rollout.records"},
-    "check": {"config", "data", "modeling", "reward", "rollout.records"},
-    "inputs": {"checkpoint", "config", "data", "files", "lora", "modeling", "rollout", "schema", "tools", "trainer"},
+    "parts": {"config", "modeling", "rollout.records"},
+    "check": {"config", "data", "modeling", "parts", "reward", "rollout.records"},
+    "inputs": {
+        "checkpoint",
+        "config",
+        "data",
+        "files",
+        "lora",
+        "modeling",
+        "rollout",
+        "schema",
+        "teacher",
+        "tools",
+        "trainer",
+    },
     "trainer": {
         "config",
         "badsteps",
@@ -69,18 +88,18 @@ ALLOWED: dict[str, set[str] | None] = {
         "report",
         "reward",
         "rollout.records",
+        "schedule",
         "update",
     },
     "building": ANY_OF_OURS,
     "main": ANY_OF_OURS,
 }
 # Where heavy libraries may come in.
-MAY_IMPORT = {"deepspeed": {"policy", "main"}}
+MAY_IMPORT = {"deepspeed": {"policy", "main", "teacher_weights"}}
 NO_TORCH = (
-    "config", "loss_config", "watch_config", "schema", "files", "tools", "boxes", "reward", "groups", "checkpoint",
-    "sandbox",
-    "report", "rollout.scheduler", "rollout.pages", "rollout.records", "rollout.episode", "rollout.toolcall",
-    "rollout.harmony", "rollout.harmony_prompt", "arguments",
+    "config", "loss_config", "model_config", "teacher_config", "schedule", "watch_config", "schema", "files", "tools",
+    "boxes", "reward", "groups", "checkpoint", "sandbox", "report", "rollout.scheduler", "rollout.pages",
+    "rollout.records", "rollout.episode", "rollout.toolcall", "rollout.harmony", "rollout.harmony_prompt", "arguments",
 )  # fmt: skip
 
 
@@ -134,7 +153,17 @@ def test_heavy_libraries_stay_where_they_belong(module):
         assert not roots & {"torch", "transformers", "numpy"}
 
 
-BARE = {"config", "loss_config", "watch_config", "schema", "files", "boxes", "reward"}
+BARE = {
+    "config",
+    "loss_config",
+    "model_config",
+    "teacher_config",
+    "watch_config",
+    "schema",
+    "files",
+    "boxes",
+    "reward",
+}
 
 
 @pytest.mark.parametrize("module", sorted(m for m in SOURCES if m.startswith("sandbox") or m in BARE))

@@ -147,6 +147,19 @@ def test_in_bf16_many_micro_batches_are_added_up_in_fp32():
     assert_equal_gradients(gradients(many), gradients(one), 2e-2)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_zero_1_adds_up_micro_batches_as_zero_2_does(dtype):
+    batches = micro_batches(step(), 17)
+    assert len(batches) > 2
+    found = []
+    for stage in (1, 2):
+        policy = make_policy(model={"dtype": dtype}, train={"zero_stage": stage})
+        stats = update(policy, [batches], policy.config.loss, 1e-3)
+        found.append((stats.updates[0].grad_norm, policy.model.get_input_embeddings().weight.detach().float()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6 if dtype == "float32" else 1e-3)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=1e-7 if dtype == "float32" else 4e-3)
+
+
 def test_an_update_trains_the_very_weights_that_the_rollout_samples():
     policy = make_policy()
     addresses = {name: p.data_ptr() for name, p in policy.model.named_parameters()}

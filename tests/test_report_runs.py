@@ -58,6 +58,17 @@ def test_charts_without_numbers_are_left_out(tmp_path):
     assert [s.column for s in shown.charts[0].series] == ["correct"]
 
 
+def test_a_distilled_run_shows_its_teacher_and_what_its_pass_took(tmp_path):
+    rows = [metrics_row(1, teacher_divergence=0.5, teacher_gap=0.6, teacher_entropy=0.1, seconds_teacher=0.3)]
+    run = read_run(write_run(tmp_path / "r", rows))
+    shown = {c.title: [s.column for s in c.series] for c in charts.drawable(charts.LEARNING, run.columns).charts}
+    assert shown["Distance from the teacher"] == ["teacher_divergence", "teacher_gap"]
+    assert shown["Entropy"] == ["entropy", "teacher_entropy"]
+    [phases, *_] = charts.drawable(charts.TIME, run.columns).charts
+    assert "phase_teacher" in [s.column for s in phases.series]
+    assert run.columns["phase_other"] == [pytest.approx(0.2)]
+
+
 def test_a_logarithmic_axis_needs_values_above_zero(tmp_path):
     run = read_run(write_run(tmp_path / "r", [metrics_row(1, mismatch_mean=0.0), metrics_row(2, mismatch_mean=1.0)]))
     assert not charts.drawable(charts.MISMATCH, run.columns).charts[0].log

@@ -32,9 +32,9 @@ def grade_by_chance(text, stop, answer):
     return Grade(right, Reason.CORRECT if right else Reason.NO_BOX)
 
 
-def run(run_dir, *settings: str) -> int:
+def run(run_dir, *settings: str, config: str = "smoke_qwen3_0.6b") -> int:
     sets = [word for setting in (*OFFLINE, *settings) for word in ("--set", setting)]
-    return program.main(["--config", "configs/smoke_qwen3_0.6b.json", "--run-dir", str(run_dir), *sets])
+    return program.main(["--config", f"configs/{config}.json", "--run-dir", str(run_dir), *sets])
 
 
 @pytest.mark.parametrize("graphs", ["true", "false"])
@@ -56,3 +56,13 @@ def test_three_steps_train_and_every_loss_equals_the_recomputed_one(tmp_path, mo
     assert trained
     print(f"peak {torch.cuda.max_memory_allocated() / 1e9:.1f} GB allocated, "
           f"{torch.cuda.max_memory_reserved() / 1e9:.1f} GB reserved")  # fmt: skip
+
+
+@pytest.mark.parametrize("graphs", ["true", "false"])
+def test_a_distilled_student_is_sampled_with_and_without_graphs(tmp_path, monkeypatch, graphs):
+    monkeypatch.chdir(ROOT)
+    assert run(tmp_path, "train.steps=2", f"rollout.cuda_graphs={graphs}", config="smoke_opsd") == 0
+    for row in metrics(tmp_path):
+        assert row["ratio_error"] == 0.0 and row["mismatch_mean"] <= 0.01
+        assert row["loss"] == pytest.approx(row["teacher_divergence"], rel=1e-3)
+        assert row["teacher_divergence"] > 0.0 and row["grad_norm"] > 0.0

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from minibatch import plan_updates
+from tests.distillation import batches_of, taught
+from tests.distillation import leave_gradients as leave_distilled
 from tests.test_policy import ROOT, assert_equal_gradients, gradients, make_policy, step
 from update import batch_loss, update
 
@@ -88,6 +90,14 @@ def test_two_ranks_have_the_gradient_of_one(whole, two_ranks):
     for name, (value, gradient) in two_ranks["gradients"].items():
         assert value == pytest.approx(whole[name][0], abs=1e-6)
         assert_equal_gradients(gradient, whole[name][1])
+
+
+def test_two_ranks_distil_as_one_and_with_a_teacher_dealt_to_both_by_zero_3(two_ranks):
+    policy, teacher = taught({"divergence": "jsd"})
+    value = leave_distilled(policy, teacher, batches_of(policy)[0])
+    for found, gradient in two_ranks["distilled"].values():
+        assert found == pytest.approx(value, abs=1e-6)
+        assert_equal_gradients(gradient, gradients(policy), 2e-6)
 
 
 def test_a_fault_on_one_rank_skips_the_step_on_every_rank(two_ranks):

@@ -1,4 +1,4 @@
-"""Run by test_update.py under torchrun: gradients of each objective over two ranks, and a fault on one of them."""
+"""Run by test_update.py under torchrun: gradients of objectives and distillation on two ranks, and a fault on one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 
 from minibatch import plan_updates
+from tests.distillation import batches_of, taught
+from tests.distillation import leave_gradients as leave_distilled
 from tests.test_policy import gradients, make_policy, step
 from tests.test_update import OBJECTIVES, leave_gradients
 from update import update
@@ -21,6 +23,12 @@ def main() -> None:
         value = leave_gradients(policy, ranks[dist.get_rank()])
         dist.all_reduce(value)
         saved[name] = (value.item(), gradients(policy))
+    distilled = {}
+    for stage, placement in enumerate(("gpu", "zero3"), start=1):
+        policy, teacher = taught({"divergence": "jsd", "placement": placement}, train={"zero_stage": stage})
+        value = torch.tensor(leave_distilled(policy, teacher, batches_of(policy, 2)[dist.get_rank()]))
+        dist.all_reduce(value)
+        distilled[placement] = (value.item(), gradients(policy))
     policy = make_policy()
     before = [p.detach().clone() for p in policy.model.parameters()]
     [ranks] = plan_updates(step(), policy.config, 2)
@@ -33,7 +41,7 @@ def main() -> None:
     every = [torch.zeros_like(flags) for _ in range(2)]
     dist.all_gather(every, flags)
     if dist.get_rank() == 0:
-        torch.save({"gradients": saved, "fault": [f.tolist() for f in every]}, sys.argv[1])
+        torch.save({"gradients": saved, "distilled": distilled, "fault": [f.tolist() for f in every]}, sys.argv[1])
     dist.barrier()
 
 

@@ -1,0 +1,29 @@
+"""What main.py has built for a run, as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from config import Config
+from modeling.forecast import Memory
+from rollout.records import RolloutRecord, SamplingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    config: Config
+    shape: Any  # the model's Hugging Face config
+    tokenizer: Any
+    chat: Any
+    data: Any  # trainer.TrainingData: problems and their rendered prompts
+    eval_data: Any  # likewise, or None
+    tool: Any  # tools.PythonTool, or None
+    policy: Any
+    engine: Any
+    sample: Callable[[Sequence[list[int]], int, Callable[[], int], SamplingConfig], list[RolloutRecord]]
+    memory: Memory  # the forecast
+    rank: int
+    world_size: int
+    teacher: Any = None  # teacher.Teacher, or None

@@ -1,0 +1,165 @@
+"""Distillation through the command line: what is refused before data is read, weight 0, resume, privilege, and the
+tiny config's own parts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import main as program
+from report.trajectories import read_step
+from tests.runs import TINY
+from tests.test_main import ROOT, metrics, numbers, run, trajectories, weights
+
+FIRST = ["train.steps=2", "train.save_every=1", "train.check=false"]
+TAUGHT = ["loss.distill_weight=1", f"teacher.path={TINY}", *FIRST]
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Two steps of GRPO."""
+    folder = tmp_path_factory.mktemp("plain")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        assert run(folder, *FIRST) == 0
+    return folder
+
+
+def teacher_folder(tmp_path: Path, **shape: int) -> Path:
+    """The tiny model's folder again, with another shape in its config."""
+    folder = tmp_path / "teacher"
+    shutil.copytree(TINY, folder)
+    config = json.loads((folder / "config.json").read_text()) | shape
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_weight_0_is_grpo_bit_for_bit_whatever_the_teacher_section_says(plain, tmp_path):
+    assert run(tmp_path, *FIRST, f"teacher.path={TINY}", "teacher.divergence=jsd", "teacher.top_k=3") == 0
+    assert numbers(tmp_path) == numbers(plain)
+    for step in (1, 2):
+        assert trajectories(tmp_path, step) == trajectories(plain, step)
+    ours = weights(tmp_path / "checkpoints/step_2")
+    assert all(torch.equal(ours[name], value) for name, value in weights(plain / "checkpoints/step_2").items())
+
+
+def test_another_tokenizer_is_refused_with_both_sizes_before_data_is_read(tmp_path, capsys):
+    folder = teacher_folder(tmp_path, vocab_size=400)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    (first, one), (second, other) = list(vocabulary.items())[-2:]
+    vocabulary[first], vocabulary[second] = other, one
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert run(tmp_path / "run", *TAUGHT[:1], f"teacher.path={folder}", "data.path=not_there.jsonl") == 2
+    error = capsys.readouterr().err
+    assert "teacher.path=" in error and "vocabulary of 400, the policy one of 339" in error
+    assert "share the policy's tokenizer" in error and error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_random_shapes_of_other_vocabularies_are_refused_with_both_sizes(tmp_path, capsys):
+    folder = teacher_folder(tmp_path, vocab_size=400)
+    settings = [f"teacher.path={folder}", "model.random_weights=true", "data.path=not_there.jsonl"]
+    assert run(tmp_path / "run", *TAUGHT[:1], *settings) == 2
+    assert "vocabulary of 400, the policy one of 339" in capsys.readouterr().err
+
+
+def test_a_longer_head_with_the_same_tokenizer_is_compared_over_what_both_have(tmp_path, capsys):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    model.resize_token_embeddings(352, mean_resizing=False)
+    shutil.copytree(TINY, tmp_path / "longer")
+    model.save_pretrained(tmp_path / "longer")
+    lengths = ["train.steps=1", "train.check=false"]
+    assert run(tmp_path / "a", "loss.distill_weight=1", f"teacher.path={tmp_path}/longer", *lengths) == 0
+    assert (
+        "vocabulary of 352, the policy one of 339; their tokenizers are equal, so the first 339"
+        in capsys.readouterr().out
+    )
+    assert run(tmp_path / "b", "loss.distill_weight=1", f"teacher.path={TINY}", *lengths) == 0
+    assert numbers(tmp_path / "a") == numbers(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["teacher.top_k=339"], ["teacher.top_k=339", "of 339", "set less"]),
+        (["rollout.context_length=1024", "teacher.path=", "teacher.source=live", "teacher.privilege=It is {answer}."],
+         ["teacher.privilege=", "max_position_embeddings=1024", "shorten it"]),
+        (["teacher.path=nowhere"], ["teacher.path='nowhere'", "neither a folder nor a hub name"]),
+        (["teacher.path=", "teacher.source=base", "teacher.privilege= {hint}", "data.hint_field=why"],
+         ["'why' is missing", "data.hint_field"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_line(tmp_path, capsys, settings, words):
+    assert run(tmp_path, *TAUGHT, *settings) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and not [word for word in words if word not in error], error
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        ["teacher.divergence=jsd"],
+        ["teacher.path=", "teacher.source=ema", "teacher.ema_decay=0.5", "teacher.privilege= It is {answer}."],
+    ],
+    ids=["model", "ema"],
+)  # fmt: skip
+def test_a_resumed_run_continues_bit_for_bit(tmp_path, told):
+    assert run(tmp_path / "straight", *TAUGHT, *told) == 0
+    shutil.copytree(tmp_path / "straight", tmp_path / "cut")
+    shutil.rmtree(tmp_path / "cut/checkpoints/step_2")
+    assert run(tmp_path / "cut", *TAUGHT, *told, resume=True) == 0
+    assert numbers(tmp_path / "cut") == numbers(tmp_path / "straight")
+    assert all(row["teacher_divergence"] > 0 for row in metrics(tmp_path / "cut") if "ema" in str(told))
+    ours = weights(tmp_path / "cut/checkpoints/step_2")
+    for name, value in weights(tmp_path / "straight/checkpoints/step_2").items():
+        assert torch.equal(ours[name], value), name
+    files = {file.name for file in (tmp_path / "cut/checkpoints/step_2/engine").iterdir()}
+    assert ("teacher_mean.pt" in files) == ("ema" in str(told))  # resume needs nothing else of a teacher
+
+
+def test_a_run_has_seconds_of_each_phase_and_multi_turn_tool_trajectories(tmp_path):
+    settings = ["teacher.path=", "teacher.source=base", "teacher.privilege= The answer is {answer}."]
+    assert run(tmp_path, *TAUGHT, *settings, "rollout.samples_per_prompt=1") == 0
+    row = metrics(tmp_path)[-1]
+    assert {"seconds_rollout", "seconds_teacher", "seconds_update"} <= set(row)
+    assert row["seconds"] >= row["seconds_rollout"] + row["seconds_teacher"] + row["seconds_update"]
+    assert max(len(r["turns"]) for r in read_step(tmp_path, 1)) > 1
+    assert row["ratio_error"] == 0.0 and row["mismatch_max"] <= 1e-5
+    assert row["tokens"] == row["sampled_tokens"]
+
+
+@pytest.mark.parametrize("divergence", ["jsd", "sampled"])
+def test_the_check_asks_the_teacher_once(capsys, divergence):
+    sets = [
+        *TAUGHT[:2],
+        "teacher.path=",
+        "teacher.source=base",
+        "teacher.privilege= {answer}",
+        f"teacher.divergence={divergence}",
+    ]
+    words = [word for setting in sets for word in ("--set", setting)]
+    assert program.main(["check", "--config", "configs/tiny_cpu.json", *words]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if " teacher " in line]
+    found = re.search(r"ok +teacher +KL\(policy \|\| teacher\) about (\S+) nats a token; a pass took \S+ s", line)
+    assert 0.0 < abs(float(found[1])) < 5.0
+
+
+def test_the_audit_says_why_no_loss_can_be_recomputed():
+    from audit_loss import unstored
+
+    config = {"loss": {"kl_coef": 0.0, "importance": "off", "distill_weight": 0.5}}
+    assert "loss.distill_weight is above 0" in unstored(config)
+    assert unstored({"loss": config["loss"] | {"distill_weight": 0.0}}) is None
