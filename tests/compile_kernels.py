@@ -109,7 +109,18 @@ def training_layers() -> None:
     silu_gate(gate, up).sum().backward()  # as with an adapter on the down projection
 
 
-DRIVES = (decode_and_sample, training_logprobs, training_layers)
+def distillation() -> None:
+    from modeling.divergence import Measure
+    from modeling.divergence_kernel import KINDS, fused_gradient
+
+    hidden, head = torch.zeros(4, 64, dtype=torch.bfloat16), torch.zeros(5000, 64, dtype=torch.bfloat16)
+    targets, scales, figures = torch.zeros(4, dtype=torch.int64), torch.ones(4), torch.zeros(3, 4)
+    for kind in KINDS:
+        measure = Measure(kind=kind, beta=0.5, temperature=1.0, top_k=0)
+        fused_gradient(hidden, head, hidden, head, targets, scales, measure, figures)
+
+
+DRIVES = (decode_and_sample, training_logprobs, training_layers, distillation)
 
 
 def kernels() -> set[str]:
