@@ -127,9 +127,9 @@ def read_table(run_dir: Path, step: int, columns: list[str] | None = None) -> pa
 def read_step(run_dir: Path, step: int) -> list[dict[str, Any]]:
     """A step's rows as plain dictionaries, with the field names of `RolloutRecord` and `Scored`.
 
-    Raises TrajectoryError where the step is not kept.
+    Entropies are no field of theirs and stay behind. Raises TrajectoryError where the step is not kept.
     """
-    rows = read_table(run_dir, step).to_pylist()
+    rows = read_table(run_dir, step, [name for name in SCHEMA.names if name != "entropies"]).to_pylist()
     for call in calls_of(rows):
         call["code"] = call["code"].decode("utf-8", "surrogatepass")
         call["text"] = call["text"].decode("utf-8", "surrogatepass")

@@ -7,7 +7,7 @@ import torch
 
 from data import collate
 from entropies import by_line
-from report.trajectories import read_step
+from report.trajectories import read_table
 from tests.builders import record, scored
 from tests.test_main import ROOT, metrics, run
 
@@ -41,7 +41,7 @@ def test_a_run_stores_them_with_what_it_trained(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert run(tmp_path, "train.steps=2", "train.check=false", "train.max_tokens_per_micro_batch=600") == 0
     for row in metrics(tmp_path):
-        stored = read_step(tmp_path, row["step"])
+        stored = read_table(tmp_path, row["step"]).to_pylist()
         for one in stored:
             assert len(one["entropies"]) == (sum(one["sampled"]) if one["advantage"] else 0)
         values = [value for one in stored for value in one["entropies"]]
