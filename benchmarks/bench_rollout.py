@@ -95,10 +95,13 @@ class ScriptedRun(RolloutRun):
             self.finish(slot, StopReason.ANSWERED)
             return
         self.scheduler.park(slot)
-        future: Future = Future()
-        seconds = 0.0 if self.instant else turn["tool_seconds"]
-        threading.Timer(seconds, future.set_result, [None]).start() if seconds else future.set_result(None)
+        future = self.start_tool(0.0 if self.instant else turn["tool_seconds"])
         self.open_turns.append(OpenTurn(episode, slot, False, [], [future]))
+
+    def start_tool(self, seconds):
+        future: Future = Future()
+        threading.Timer(seconds, future.set_result, [None]).start() if seconds else future.set_result(None)
+        return future
 
     def deliver_turn(self, turn):
         self._stats.tool_seconds += time.perf_counter() - turn.submitted

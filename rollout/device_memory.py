@@ -54,7 +54,7 @@ class ReleasableMemory:
     """`tensor`: uint8 [size], zeros. It must not be touched between `release` and `restore`."""
 
     def __init__(self, size: int, device: torch.device):
-        torch.cuda.init()
+        torch.cuda.synchronize(device)  # there is a context now
         self._device = device
         self._driver: Any = ctypes.CDLL("libcuda.so.1")
         location = _Location(_DEVICE, torch.cuda.current_device() if device.index is None else device.index)

@@ -185,7 +185,7 @@ class GraphDecoder:
         self.captures += 1
         return graph
 
-    def _launch(self, size: int, temperature: float, wide: bool) -> None:
+    def _launch(self, size: int, temperature: float, wide: bool = False) -> None:
         self._stack.launch(size, together=wide)
         self._head.launch(min(size, self._max_rows), temperature)  # rows that draw come first, at most so many
 

@@ -61,7 +61,7 @@ class Driver:
 def driver(monkeypatch):
     made = Driver()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: made)
-    for name in ("init", "empty_cache", "synchronize"):
+    for name in ("empty_cache", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (made.free, 0))
     monkeypatch.setattr(device_memory.torch, "as_tensor", lambda array, device: torch.ones(5))
