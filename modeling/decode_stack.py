@@ -4,7 +4,8 @@ Per layer seven kernels: q/k/v product, attention, output product, residual and 
 residual and norm. One more opens the step: embeddings, first norm, page tables, the plan of the attention. They
 restate Qwen3's, Qwen2's and Llama's decoder layer over the model's live weights, with the modules' rounding points,
 and GPT-OSS's, whose mixture of experts (`modeling.decode_experts`) takes the place of the gated and the down product;
-`tests/test_decode_stack.py` holds them to the modules.
+`tests/test_decode_stack.py` holds them to the modules. A product with LoRA has one small kernel more before it
+(`modeling.decode_adapters`).
 
 Several new tokens of one sequence may take a row each: one more kernel a layer then writes all new keys before the
 attention reads any (`launch(rows, together=True)`).

@@ -108,6 +108,7 @@ def test_g11_the_first_ratio_is_exactly_one_and_g12_the_mismatch_is_measured(tra
         assert row["ratio_error"] == 0.0
         assert row["mismatch_max"] == 0.0  # fp32 on CPU
         assert {"mismatch_mean", "mismatch_k3", "mismatch_p99"} <= row.keys()
+        assert row["router_flips"] == row["router_flipped_tokens"] == 0.0  # G13: recorded through pages and turns
 
 
 def test_g12_truncated_importance_weights_are_an_option(tmp_path):
