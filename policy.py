@@ -141,7 +141,9 @@ class Policy:
         """
         if self.device.type != "cuda":
             return None
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        with warnings.catch_warnings():  # torch 2.11 announces another name, which 2.10 lacks
+            warnings.simplefilter("ignore", FutureWarning)
+            torch.cuda.memory._set_allocator_settings("expandable_segments:True")
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         moments = 0 if self.config.train.offload_optimizer else 8 * trained // self.world_size
         room = torch.tensor(free_bytes(self.device) - self._gradient_bytes() - moments, device=self.device)
