@@ -50,7 +50,7 @@ def _log_mixture(log_p, log_q, log_own, log_other):
 
 
 @triton.jit
-def _gradient_kernel(
+def divergence_gradient_kernel(
     z_ptr, y_ptr, target_ptr, weight_ptr, value_ptr, gap_ptr, entropy_ptr, V, z_stride, y_stride, scale, beta,
     log_own, log_other, KIND: tl.constexpr, FLOOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -99,7 +99,7 @@ def fused_gradient(
     """See `modeling.divergence.chunk_gradient`."""
     z, y = torch.mm(hidden, head.T), torch.mm(teacher_hidden, teacher_head.T)  # [C, V]
     values, gap, entropy = figures
-    _gradient_kernel[(len(targets),)](
+    divergence_gradient_kernel[(len(targets),)](
         z, y, targets, scales, values, gap, entropy, z.shape[1], z.stride(0), y.stride(0), 1.0 / measure.temperature,
         measure.beta, math.log1p(-measure.beta), math.log(measure.beta), KIND=KINDS[measure.kind], FLOOR=LOG_FLOOR,
         BLOCK=BLOCK, num_warps=8,

@@ -92,6 +92,17 @@ def training_logprobs() -> None:
     FusedLogprobs.apply(hidden, head, torch.zeros(4, dtype=torch.int64), 1.0)[0].sum().backward()
 
 
+def divergences() -> None:
+    from modeling.divergence import Measure
+    from modeling.divergence_kernel import KINDS, fused_gradient
+
+    policy, teacher = (torch.zeros(5000, width, dtype=torch.bfloat16) for width in (64, 128))
+    targets, scales = torch.zeros(4, dtype=torch.int64), torch.zeros(4)
+    for kind in KINDS:
+        measure, figures = Measure(kind, 0.5, 1.0, 0), torch.zeros(3, 4)
+        fused_gradient(policy[:4], policy, teacher[:4], teacher, targets, scales, measure, figures)
+
+
 def training_layers() -> None:
     from modeling.train_gate import silu_gate
     from modeling.train_layers import fuse
@@ -109,18 +120,7 @@ def training_layers() -> None:
     silu_gate(gate, up).sum().backward()  # as with an adapter on the down projection
 
 
-def distillation() -> None:
-    from modeling.divergence import Measure
-    from modeling.divergence_kernel import KINDS, fused_gradient
-
-    hidden, head = torch.zeros(4, 64, dtype=torch.bfloat16), torch.zeros(5000, 64, dtype=torch.bfloat16)
-    targets, scales, figures = torch.zeros(4, dtype=torch.int64), torch.ones(4), torch.zeros(3, 4)
-    for kind in KINDS:
-        measure = Measure(kind=kind, beta=0.5, temperature=1.0, top_k=0)
-        fused_gradient(hidden, head, hidden, head, targets, scales, measure, figures)
-
-
-DRIVES = (decode_and_sample, training_logprobs, training_layers, distillation)
+DRIVES = (decode_and_sample, training_logprobs, divergences, training_layers)
 
 
 def kernels() -> set[str]:
