@@ -1,7 +1,7 @@
 """`main.py audit RUN`: recomputes what a run recorded from its stored trajectories alone, and re-runs its tool calls.
 
 Deliberately separate code: it imports neither reward.py nor data.py nor losses.py, and restates their rules in the
-plainest way, so that a fault in one place shows as a disagreement; only the file reader is shared. Per step: every
+plainest way, so that a fault in one place shows as a disagreement; only the file readers are shared. Per step: every
 reward from the tokens, every advantage from the rewards, every loss that needs no model (audit_loss.py) from
 advantages and token counts, whether a step was rightly skipped. Per call: status and text from a fresh run with its
 seed. What cannot be recomputed is said.
@@ -20,26 +20,33 @@ from pathlib import Path
 from typing import Any
 
 import audit_loss
+from files import whole_lines
+from report.settings import Stretch, stretches
 from report.trajectories import read_step, stored_steps
 
 Row = dict[str, Any]
 
 
 def audit(
-    run_dir: Path, decode: Callable[[list[int]], str], tool: Any | None
+    run_dir: Path, decode: Callable[[list[int]], str], tool: Any | None, stretch: Stretch | None = None
 ) -> tuple[dict[str, int], list[str], list[str]]:
     """Counts of what was compared, one line for each disagreement, one line for each thing not recomputed and why.
 
-    decode: token ids of an assistant turn to text, control tokens kept
+    decode: token ids of a final turn to its text as a chat's `answer` gives it, thinking and calls marked
     tool: `tools.PythonTool`, or None to leave tool calls out
+    stretch: the steps to look at; None: all
+    Each step is recomputed with the settings that it was trained with.
     """
-    config = json.loads((run_dir / "config.json").read_text())
     counts: dict[str, int] = defaultdict(int)
     problems: list[str] = []
     missing: dict[str, int] = defaultdict(int)  # why -> losses
     oldest = min(stored_steps(run_dir), default=1)
-    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
+    history = [stretch] if stretch else stretches(run_dir)
+    for line in whole_lines(run_dir / "metrics.jsonl"):
         metrics = json.loads(line)
+        config = next((one.config for one in history if metrics["step"] in one.steps), None)
+        if config is None:
+            continue
         if metrics["step"] < oldest:  # dropped by log.keep_trajectories
             counts["steps without trajectories"] += 1
             continue

@@ -30,7 +30,9 @@ def unstored(config: Row) -> str | None:
     """Why no loss of a run can be recomputed, or None."""
     if config["loss"]["kl_coef"] > 0:
         return "loss.kl_coef is above 0, and the reference's log-probabilities are not stored"
-    if config["loss"].get("distill_weight", 0) > 0:  # a run from before the setting lacks it
+    if config["loss"].get("router_balance", 0) > 0:  # a run from before the setting lacks it
+        return "loss.router_balance is above 0, and the routers' probabilities are not stored"
+    if config["loss"].get("distill_weight", 0) > 0:
         return "loss.distill_weight is above 0, and the teacher's hidden states are not stored"
     if config["loss"]["importance"] != "off":
         return "loss.importance is on, and the training log-probabilities that its weights need are not stored"

@@ -6,6 +6,7 @@ The weights are untouched by such a step (policy.py); the step counter, and with
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from config import UserError
+from files import write_whole
 from update import Batches, UpdateStats
 
 
@@ -36,9 +38,9 @@ class BadSteps:
         bad = [index for index, one in enumerate(stats.updates) if one.is_bad]
         self._in_a_row = self._in_a_row + 1 if bad else 0
         if bad:
-            self._folder.mkdir(exist_ok=True)
-            entries = [_entry(index, minibatches[index], stats) for index in bad]
-            torch.save(entries, self._folder / f"step_{step}_rank_{self._rank}.pt")
+            content = io.BytesIO()
+            torch.save([_entry(index, minibatches[index], stats) for index in bad], content)
+            write_whole(self._folder / f"step_{step}_rank_{self._rank}.pt", content.getvalue())
 
     def check(self, step: int) -> None:
         """Raises NotFiniteError after the last allowed bad step in a row."""

@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 from config import Config, ConfigError
+from files import say
 
 
 def start_tool(config: Config, rank: int) -> Any:
@@ -21,7 +22,7 @@ def start_tool(config: Config, rank: int) -> Any:
 
     tool = PythonTool(config.tool)
     if rank == 0:
-        print(tool.report, flush=True)
+        say(tool.report)
     return tool
 
 
@@ -121,7 +122,8 @@ def build_cache(config: Config, shape: Any, model: Any, device: Any) -> Any:
     from rollout.cache import PagedCache, num_pages
 
     pages = num_pages(config.rollout, shape, model.dtype, device)
-    return PagedCache(shape, pages, config.rollout.page_size, model.dtype, device)
+    releasable = config.rollout.release_kv and device.type == "cuda"
+    return PagedCache(shape, pages, config.rollout.page_size, model.dtype, device, releasable=releasable)
 
 
 def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any, progress: Any = None) -> Any:
@@ -137,14 +139,18 @@ def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any,
         prefill_tokens=config.rollout.prefill_tokens,
         # An eager step reads them at no extra cost.
         forced_tokens=config.rollout.forced_tokens if decoder.pipelined else 0,
+        step_rows=decoder.step_rows,
         deterministic=config.rollout.deterministic,
+        resident=cache.resident,
         progress=progress,
+        routes=None if cache.routes is None else cache.routes_of,
     )
 
 
 def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any) -> dict[str, Any]:
     """For each treatment of the tool an engine over one frozen model; no optimizer, no DeepSpeed engine."""
-    from policy import build_model, init_distributed
+    from modeling.loading import build_model
+    from policy import init_distributed
     from treatments import BrokenTool, is_truncated
 
     init_distributed(device)
@@ -158,7 +164,10 @@ def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any)
 
 
 def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: bool = True) -> Any:
-    """Captured graphs on CUDA, unless `graphs` or rollout.cuda_graphs is off; eager decoding elsewhere."""
+    """Captured graphs on CUDA, unless `graphs` or rollout.cuda_graphs is off; eager decoding elsewhere.
+
+    Where the device refuses to capture, eager decoding too, with a warning (rollout/fallback.py).
+    """
     from rollout.decoder import EagerDecoder
     from treatments import is_truncated
 
@@ -171,19 +180,26 @@ def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: b
             "eval.top_p and eval.top_k here and score checkpoints with main.py evaluate",
         )  # fmt: skip
     from modeling.fused import UnsupportedModel
-    from rollout.graphs import GraphDecoder
+    from rollout.fallback import GraphsOrEager, capturing
+    from rollout.graphs import GraphDecoder, rows_beside
     from rollout.prefill import FlashDecoder
 
     half = config.model.dtype == "bfloat16" and config.model.attn_implementation == "auto"
+
+    def capture() -> GraphDecoder:
+        with capturing():
+            return GraphDecoder(
+                model,
+                cache,
+                FlashDecoder(model, cache) if half else eager,
+                max_rows=config.rollout.decode_rows,
+                context_length=config.rollout.context_length,
+                temperature=config.rollout.temperature,
+                extra_rows=rows_beside(config.rollout.decode_rows) if config.rollout.forced_tokens else 0,
+            )
+
     try:
-        return GraphDecoder(
-            model,
-            cache,
-            FlashDecoder(model, cache) if half else eager,
-            max_rows=config.rollout.decode_rows,
-            context_length=config.rollout.context_length,
-            temperature=config.rollout.temperature,
-        )
+        return GraphsOrEager(capture, eager)
     except UnsupportedModel as error:
         raise ConfigError("rollout.cuda_graphs", True, f"{error}; set it to false to decode eagerly") from error
 

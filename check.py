@@ -116,7 +116,8 @@ def _packed(records: Sequence[RolloutRecord]) -> ResponseTokenBatch:
 def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Line, float]:
     """The training forward of what was sampled, twice; with the seconds of the second."""
     batch = _packed(records).to(parts.policy.device)
-    first = parts.policy.token_logprobs(batch).logprobs
+    out = parts.policy.token_logprobs(batch)
+    first = out.logprobs
     started = time.perf_counter()
     second = parts.policy.token_logprobs(batch).logprobs
     ratio_error = (torch.exp(second - first) - 1).abs().max().item()
@@ -128,6 +129,9 @@ def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Line, flo
         return Line("ratio", "FAIL", f"{text}: the forward does not repeat itself; remove dropout or noise"), seconds
     if not mean <= MAX_MISMATCH[parts.config.model.dtype]:
         mend = "what is sampled is not what is trained; set model.attn_implementation=eager and report it"
+        if out.flips is not None and out.flips.any() and not parts.config.model.router_replay:
+            share = out.flips.mean().item()
+            mend = f"{share:.1%} of the choices of experts differ between the two; set model.router_replay=true"
         return Line("ratio", "FAIL", f"{text}: {mend}"), seconds
     return Line("ratio", "ok", text), seconds
 
@@ -185,10 +189,10 @@ def _check_template(parts: Parts, records: Sequence[RolloutRecord]) -> Line:
     for record in records:
         rebuilt = list(parts.data.prompts[record.prompt_index])
         for number, turn in enumerate(record.turns):
-            rebuilt += record.token_ids[turn.start : turn.end]
+            drawn = record.token_ids[turn.start : turn.end]
+            rebuilt += drawn
             if number + 1 < len(record.turns):
-                ended = rebuilt[-1] == parts.chat.end_of_turn_id
-                rebuilt += parts.chat.suffix_ids([call.text for call in turn.calls], ended=ended)
+                rebuilt += parts.chat.reply_ids(drawn, [call.text for call in turn.calls])
                 suffixes += 1
         if tuple(rebuilt) != record.token_ids:
             return Line("template", "FAIL", "a trajectory is not prompt, sampled ids and derived suffixes; report it")
@@ -217,11 +221,9 @@ def _embedding_rows(parts: Parts) -> int:
 
 def _check_gold(parts: Parts) -> Line:
     """The reference, boxed and sent through the tokenizer, must be right."""
-    close = "</think>" if parts.chat.decode([]) else ""  # the template opens thinking
     rows = parts.data.problems[:GOLD_ROWS]
     for problem in rows:
-        said = parts.tokenizer.encode(f"{close}\\boxed{{{problem.answer}}}", add_special_tokens=False)
-        text = parts.chat.decode([*said, parts.chat.end_of_turn_id])
+        text = parts.chat.answer(parts.chat.answer_ids(f"\\boxed{{{problem.answer}}}"))
         verdict = grade_trajectory(text, StopReason.ANSWERED, problem.answer)
         if not verdict.correct:
             mend = "mend the row or the tokenizer"

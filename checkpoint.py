@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,6 +62,7 @@ class CheckpointStore:
         self._step = 0
         self._state: dict[str, Any] = {}
         self._failure: str | None = None
+        self.seconds = 0.0  # that the newest was being written, beside whatever else ran
 
     def begin(self, step: int, state: dict[str, Any]) -> None:
         """Starts to write the state after `step` steps. Collective. state: JSON for `state.json`."""
@@ -98,7 +100,9 @@ class CheckpointStore:
         self._partial.mkdir(parents=True)
 
     def _write(self) -> None:
+        started = time.perf_counter()
         self._failure = _attempt(self._write_files)
+        self.seconds = time.perf_counter() - started
 
     def _write_files(self) -> None:
         self._policy.save(self._partial)

@@ -15,27 +15,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from loss_config import LoraConfig, LossConfig
+from model_config import ModelConfig
 from schema import ConfigError, UserError, apply_override, parse_sections, read_json, require
 from teacher_config import TeacherConfig, check_distillation
 from watch_config import EvalConfig, LogConfig
 
-__all__ = ["Config", "ConfigError", "UserError", "load_config", "parse_config"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelConfig:
-    path: str = ""  # folder or hub name with config, weights, tokenizer and chat template
-    tokenizer_path: str = ""  # where the tokenizer lies; empty: beside the weights
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    # auto: SDPA per row on CPU, torch's varlen kernel on CUDA; eager: the plain softmax, exact across both phases
-    attn_implementation: Literal["auto", "eager"] = "auto"
-    # true: the backward pass computes every layer again; false: none; auto: as many as the GPU's memory asks for
-    gradient_checkpointing: bool | Literal["auto"] = "auto"
-    random_weights: bool = False  # the true shape from config.json alone, seeded by train.seed
-    enable_thinking: bool = True  # hybrid templates: False appends the empty think block to every assistant header
-
-    def __post_init__(self) -> None:
-        require(bool(self.path), "model.path", self.path, "name a model folder, e.g. models/tiny_qwen3")
+__all__ = ["Config", "ConfigError", "ModelConfig", "UserError", "load_config", "parse_config"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,9 +52,12 @@ class RolloutConfig:
     decode_rows: int = 16  # rows that decode at once; the largest CUDA graph
     page_size: int = 16  # tokens per KV page
     kv_memory_fraction: float = 0.5  # of the GPU memory that is free after the engine is built; CUDA only
+    release_kv: bool = False  # on CUDA: the update gets the KV cache's memory; taken back, as zeros, for each rollout
     kv_tokens: int | None = None  # tokens of KV cache; None: by kv_memory_fraction (CUDA), full contexts (CPU)
     prefill_tokens: int = 2048  # most prompt and tool tokens read in one step
-    forced_tokens: int = 64  # with graphs: as many new tokens of a row are fed one a step instead of read at once
+    # With graphs: a row's new tokens, if these or fewer, are read in the steps in which the others decode; more are
+    # read by one forward of their own, for which all wait.
+    forced_tokens: int = 512
     cuda_graphs: bool = True  # on CUDA: decode inside captured graphs
     deterministic: bool = False  # deliver tool results in submission order, so that timing cannot reorder anything
     # Groups of equal rewards are dropped, and up to so many further rounds sample other problems in their place; 0:
@@ -271,6 +259,7 @@ _WHOLE_SOFTMAX = "training samples the whole softmax, since that is the distribu
 _FOREIGN = {
     "top_p": f"{_WHOLE_SOFTMAX}; eval.top_p is for evaluation",
     "top_k": f"{_WHOLE_SOFTMAX}; eval.top_k is for evaluation",
+    "router_aux_loss_coef": "the auxiliary loss of whole batches depends on their split; set loss.router_balance",
     "batch_size": "set rollout.trajectories_per_step and train.max_tokens_per_micro_batch",
 }
 

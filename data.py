@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -187,6 +188,7 @@ class ResponseTokenBatch:
     rows: Tensor  # [M] the row of each
     turns: Tensor  # [M] the assistant turn of each, from 0
     since_tool: Tensor  # [M] sampled tokens since the last tool result; -1 in the first turn
+    routes: Tensor | None = None  # [N, layers * k] uint8, as recorded; None without experts
 
     @classmethod
     def from_rollout(
@@ -227,11 +229,22 @@ class ResponseTokenBatch:
             rows=rows,
             turns=torch.tensor(turn_of),
             since_tool=torch.tensor(since_tool),
+            routes=_routes(records),
         )
 
     def to(self, device: torch.device) -> ResponseTokenBatch:
-        names = [f.name for f in dataclasses.fields(self) if f.name not in ("lengths", "prompts")]
-        return dataclasses.replace(self, **{n: getattr(self, n).to(device, non_blocking=True) for n in names})
+        tensors = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        moved: dict[str, Any] = {
+            n: t.to(device, non_blocking=True) for n, t in tensors.items() if isinstance(t, Tensor)
+        }
+        return dataclasses.replace(self, **moved)
+
+
+def _routes(records: Sequence[RolloutRecord]) -> Tensor | None:
+    if not all(record.routes for record in records):
+        return None
+    rows = [torch.frombuffer(bytearray(r.routes), dtype=torch.uint8).view(len(r.token_ids) - 1, -1) for r in records]
+    return torch.cat(rows)
 
 
 def collate(

@@ -10,7 +10,6 @@ spoilt counts as wrong and in `infra`.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from boxes import equal, final_answer
 from config import Config
 from estimators import bootstrap, majority, min_difference, pass_at_k, standard_error
+from files import RESUME, write_whole
 from reward import Grade, Reason, grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason
 
@@ -205,12 +205,9 @@ def results(config: Config, evaluations: Mapping[str, Evaluation], step: int) ->
     }
 
 
-def write_results(path: Path, found: Mapping[str, Any]) -> None:
-    """Complete or absent."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+def write_results(path: Path, found: Mapping[str, Any], mend: str = RESUME) -> None:
+    """Complete or absent. mend: what a full disk is answered with."""
+    write_whole(path, json.dumps(found, indent=1) + "\n", mend)
 
 
 def report_lines(found: Mapping[str, Any]) -> list[str]:

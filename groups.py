@@ -94,3 +94,16 @@ class SampledStep:
         self.scored += scored
         self.trained += trained
         self.rollout_stats = {name: value + self.rollout_stats.get(name, 0) for name, value in stats.items()}
+
+    def rollout_row(self) -> dict[str, Any]:
+        """This process's figures for the metrics line, with the rates that follow from the sums."""
+        s = self.rollout_stats
+        rates = {
+            "prefill_tokens_per_second": s["prefill_tokens"] / max(s["seconds"], 1e-9),
+            "decode_tokens_per_second": s["decode_tokens"] / max(s["seconds"], 1e-9),
+            "occupancy": s["running_rows"] / max(s["row_slots"], 1),
+            "tools_running": s["tool_seconds"] / max(s["seconds"], 1e-9),
+            # Of the time in which a tool ran, the share in which other rows decoded.
+            "tools_hidden": 1 - s["idle_seconds"] / max(s["tools_open_seconds"], s["idle_seconds"], 1e-9),
+        }
+        return {f"rollout_{name}": value for name, value in (s | rates).items()}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from config import Config, ConfigError, ModelConfig
+from files import say
 from schema import differences, read_json
 
 FIXED_BY_THE_CURSOR = (
@@ -80,12 +81,16 @@ def load_tokenizer(config: Config) -> Any:
 
 
 def load_chat(config: Config, tokenizer: Any) -> Any:
-    """The chat format, probed. Raises ChatTemplateError."""
-    from rollout.chat import Qwen3Chat
+    """The chat format of the model's family, probed. Raises ConfigError or ChatTemplateError."""
+    from transformers import AutoConfig
+
+    from modeling.shapes import shape_source
+    from rollout.chats import make_chat
     from tools import tool_schema
 
+    family = _from_hub("model.path", shape_source(config.model), AutoConfig).model_type
     tools = [tool_schema(config.tool)] if config.tool.enabled else []
-    return Qwen3Chat(tokenizer, tools=tools, enable_thinking=config.model.enable_thinking)
+    return make_chat(family, tokenizer, tools, config.model)
 
 
 def load_data(config: Config, chat: Any, path: str, once: bool = False) -> Any:
@@ -140,7 +145,7 @@ def add_teacher_prompts(config: Config, chat: Any, data: Any, shape: Any) -> Any
 
 def _say(text: str) -> None:
     if os.environ.get("RANK", "0") == "0":
-        print(text, flush=True)
+        say(text)
 
 
 def check_model(config: Config) -> Any:
@@ -148,7 +153,16 @@ def check_model(config: Config) -> Any:
     import lora
 
     lora.check_available(config.lora)
-    return _shape("model.path", config.model, config.rollout.context_length)
+    shape = _shape("model.path", config.model, config.rollout.context_length)
+    experts = getattr(shape, "num_local_experts", 0)
+    if config.model.router_replay and not experts:
+        raise ConfigError(
+            "model.router_replay", True, f"{shape.model_type} has no experts whose choice could be replayed; set false"
+        )
+    if config.loss.router_balance and not experts:
+        value = config.loss.router_balance
+        raise ConfigError("loss.router_balance", value, f"{shape.model_type} has no experts to share alike; set 0")
+    return shape
 
 
 def check_teacher(config: Config, tokenizer: Any) -> Any:
@@ -188,11 +202,13 @@ def _shape(name: str, model: ModelConfig, context_length: int) -> Any:
     from transformers import AutoConfig
 
     from modeling.attention import check_supported
+    from modeling.quantized import check_quantization
     from modeling.shapes import shape_source
 
     shape = _from_hub(name, shape_source(model), AutoConfig)
     try:
         check_supported(shape)
+        check_quantization(shape)
     except ValueError as error:
         raise ConfigError(name, model.path, str(error)) from error
     if context_length > shape.max_position_embeddings:

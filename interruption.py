@@ -1,11 +1,14 @@
 """Requests from outside that a run obeys between two steps: SIGTERM or Ctrl-C to save and end, SIGUSR1 to save.
 
-A signal reaches one process; `Interruption.agreed` makes all ranks act on it after the same step. A second SIGTERM or
-Ctrl-C ends the process at once. Standard library only.
+A signal reaches one process; `Interruption.agreed` makes all ranks act on it after the same step. One that comes while
+the model is still being built is obeyed too: an end before the first step (`Interruption.ends`), a save after it. A
+second SIGTERM or Ctrl-C ends the process at once. Standard library only.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -42,17 +45,25 @@ class Interruption:
 
     def agreed(self, gather: Callable[[Any], list[Any]]) -> Request:
         """The strongest request that any rank has seen since the last call. Collective."""
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            self._request = Request.STOP
-        seen, self._request = self._request, Request.NONE
+        seen, self._request = self._seen(), Request.NONE
         return max(gather(seen))
+
+    def ends(self, gather: Callable[[Any], list[Any]]) -> bool:
+        """Whether any rank was asked to end; every request stays for `agreed`. Collective."""
+        return max(gather(self._seen())) is Request.STOP
+
+    def _seen(self) -> Request:
+        overdue = self._deadline is not None and time.monotonic() >= self._deadline
+        return Request.STOP if overdue else self._request
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         self._request = Request.STOP
         for once in (signal.SIGTERM, signal.SIGINT):
             signal.signal(once, signal.SIG_DFL)
         name = signal.Signals(number).name
-        print(f"{name}: this step is finished and saved, then the run ends; a second one ends it at once", flush=True)
+        words = f"{name}: the step under way is finished and saved, then the run ends; a second one ends it at once\n"
+        with contextlib.suppress(OSError):  # not print: the signal may have come inside one
+            os.write(1, words.encode())
 
     def _on_usr1(self, number: int, frame: FrameType | None) -> None:
         self._request = max(self._request, Request.SAVE)

@@ -25,6 +25,7 @@ class LossConfig:
     kl_coef: float = 0.0  # times the KL to the policy as it was before training
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_reference: Literal["cpu", "gpu"] = "cpu"  # where its weights wait between their one forward a step
+    router_balance: float = 0.0  # mixtures of experts: times the balance loss of a trajectory's routers
     overlong_mask: bool = False  # a trajectory that ran out of tokens is not trained
     overlong_buffer: int = 0  # tokens before a limit over which the advantage is lowered, by up to 1; 0: off
     distill_weight: float = 0.0  # share of the teacher's divergence in the loss: 0 none, 1 nothing else
@@ -47,6 +48,7 @@ class LossConfig:
             self.importance_low <= 1, "loss.importance_low", self.importance_low, "above 1 it would mask weights of 1"
         )
         require(self.kl_coef >= 0, "loss.kl_coef", self.kl_coef, "must be 0 (off) or more")
+        require(self.router_balance >= 0, "loss.router_balance", self.router_balance, "must be 0 (off) or more")
         require(self.overlong_buffer >= 0, "loss.overlong_buffer", self.overlong_buffer, "must be 0 (off) or more")
         require(0 <= self.distill_weight <= 1, "loss.distill_weight", self.distill_weight, "must lie in [0, 1]")
 
@@ -58,7 +60,10 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraConfig:
-    """Adapters on all linear layers but the head, trained in place of the weights and sampled unmerged; needs peft."""
+    """Adapters on all linear layers but the head, trained in place of the weights and sampled unmerged; needs peft.
+
+    Of a mixture of experts that is the attention alone: router and experts are no linear layers and stay frozen.
+    """
 
     rank: int = 0  # 0: off, all weights train
     alpha: int = 32  # the adapter's output is scaled by alpha / rank

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,9 @@ from typing import Any
 import arguments
 import building
 import inputs
-from config import Config, UserError, load_config
+from config import Config, UserError, load_config, parse_config
+from files import OUT, say
+from interruption import Interruption
 
 USER_ERROR_STATUS = 2
 
@@ -32,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return SUBCOMMANDS[words[0]](words[1:])
         args = arguments.train_parser().parse_args(words)
         config = load_config(args.config, args.set)
-        _train(config, Path(args.run_dir or config.log.run_dir or f"runs/{Path(args.config).stem}"), args.resume)
+        run_dir = Path(args.run_dir or config.log.run_dir or f"runs/{Path(args.config).stem}")
+        with Interruption(config.train.max_minutes) as interruption:  # from here on signals are obeyed
+            _train(config, run_dir, args.resume, interruption)
     except UserError as error:
         if error.of_one_rank or os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
@@ -40,10 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _train(config: Config, run_dir: Path, resume: bool) -> None:
+def _train(config: Config, run_dir: Path, resume: bool, interruption: Interruption) -> None:
     resume_from = inputs.check_run_dir(config, run_dir, resume)
     from modeling.forecast import naming_the_setting
     from report.console import open_console
+    from report.settings import begin_stretch
     from report.trackers import check_trackers
     from report.writers import open_writer
 
@@ -58,7 +64,7 @@ def _train(config: Config, run_dir: Path, resume: bool) -> None:
             from check import check, require_pass
 
             lines = check(parts)
-            print("\n".join(str(line) for line in lines if line.name != "mask"), flush=True)
+            say("\n".join(str(line) for line in lines if line.name != "mask"))
             require_pass(lines)
         from trainer import Trainer
 
@@ -72,8 +78,10 @@ def _train(config: Config, run_dir: Path, resume: bool) -> None:
         )  # fmt: skip
         first = trainer.resume(resume_from) if resume_from else 0
         if console and first >= config.train.steps:
-            print(f"nothing left to do: {first} steps are done and train.steps={config.train.steps}", flush=True)
-        trainer.run(first)
+            say(f"nothing left to do: {first} steps are done and train.steps={config.train.steps}")
+        if writer:
+            begin_stretch(run_dir, first + 1, config.to_json())
+        trainer.run(first, interruption)
 
 
 def _print_peak(memory: Any) -> None:
@@ -137,35 +145,44 @@ def _evaluate(words: Sequence[str]) -> int:
     try:
         sample = building.build_samplers(configs, shape, building.device_of(config), chats, tool)
         found = run_treatments({
-            name: Treatment(configs[name], data[name].problems, data[name].prompts, sample[name], chat.decode)
+            name: Treatment(configs[name], data[name].problems, data[name].prompts, sample[name], chat.answer)
             for name, chat in chats.items()
         }, step, Ranks())  # fmt: skip
     finally:
         if tool:
             tool.close()
     if rank == 0:
-        write_results(out, found)
+        write_results(out, found, OUT)
         print("\n".join(report_lines(found)) + f"\nwritten to {out}")
     return 0
 
 
 def _audit(words: Sequence[str]) -> int:
     from audit import audit, summary
+    from report.settings import stretches
 
     args = arguments.audit_parser().parse_args(words)
     run_dir = Path(args.run)
-    config = load_config(run_dir / "config.json")
-    chat = inputs.load_chat(config, inputs.load_tokenizer(config))
     if args.math_verify:
         from second_opinion import list_disagreements
 
-        return list_disagreements(run_dir, chat.decode)
-    tool = None if args.no_tools else building.start_tool(config, rank=0)
-    try:
-        counts, problems, missing = audit(run_dir, chat.decode, tool)
-    finally:
-        if tool:
-            tool.close()
+        config = load_config(run_dir / "config.json")
+        return list_disagreements(run_dir, inputs.load_chat(config, inputs.load_tokenizer(config)).answer)
+    counts: Counter[str] = Counter()
+    problems: list[str] = []
+    missing: list[str] = []
+    for stretch in stretches(run_dir):  # each with its own chat format and tool
+        config = parse_config(stretch.config)
+        chat = inputs.load_chat(config, inputs.load_tokenizer(config))
+        tool = None if args.no_tools else building.start_tool(config, rank=0)
+        try:
+            found = audit(run_dir, chat.answer, tool, stretch)
+        finally:
+            if tool:
+                tool.close()
+        counts.update(found[0])
+        problems += found[1]
+        missing += found[2]
     print("\n".join([*problems[:50], *missing, summary(counts, problems)]))
     return 1 if problems else 0
 
@@ -188,14 +205,15 @@ def _compare(words: Sequence[str]) -> int:
 
 
 def _replay(words: Sequence[str]) -> int:
-    from policy import build_model
+    from modeling.loading import build_model
     from report import replay
+    from report.settings import settings_of
     from trainer import sampling_of
 
     args = arguments.replay_parser().parse_args(words)
     run_dir = Path(args.run)
     row = replay.pick(run_dir, args.step, args.sample)
-    config = load_config(run_dir / "config.json")
+    config = parse_config(settings_of(run_dir, args.step))
     weights = replay.weights_before(config.model, run_dir, row["policy_step"])
     tokenizer, shape = inputs.load_tokenizer(config), inputs.check_model(config)
     chat, tool = inputs.load_chat(config, tokenizer), building.start_tool(config, rank=0)

@@ -35,6 +35,8 @@ class TokenColumns:
     importance: Tensor
     importance_cut: Tensor  # 0 or 1
     kl: Tensor  # the estimate, 0 where there is no reference
+    balance: Tensor  # of the routers, 1 where even; 0 where it is not asked for
+    flips: Tensor  # share of layers whose experts differ from those of sampling; NaN in a dense model
     divergence: Tensor  # from the teacher; these three are 0 where there is none
     teacher_gap: Tensor  # log policy - log teacher of the token
     teacher_entropy: Tensor  # nats

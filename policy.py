@@ -26,18 +26,17 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 import lora
-from config import Config, ConfigError, ModelConfig
-from modeling.attention import IMPLEMENTATION
+from config import Config, ConfigError
 from modeling.divergence import TeacherStates
-from modeling.fused import can_fuse
+from modeling.loading import build_model
 from modeling.logprob import TokenLogprobs
 from modeling.packed_model import PackedBatch, TokenLogprobModule
+from modeling.probe import check_attention
 from modeling.recompute import Recompute, free_bytes
-from modeling.shapes import shape_source
 from reference import Reference
 from zero_settings import BUCKET_ELEMENTS, deepspeed_settings
 
@@ -66,31 +65,17 @@ def register_rollout_engine(engine: type) -> None:
     DeepSpeedRolloutEngine.register(engine)
 
 
-def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrainedModel:
-    """The Hugging Face model on its device, with our attention; weights from the checkpoint or random."""
-    dtype = getattr(torch, config.dtype)
-    if config.random_weights:
-        shape = AutoConfig.from_pretrained(shape_source(config))
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
-            torch.manual_seed(seed)
-            model = AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=IMPLEMENTATION)
-    else:
-        model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype, attn_implementation=IMPLEMENTATION)
-        model = model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` without its signature
-    if can_fuse(model.config, device):
-        from modeling.train_layers import fuse  # needs Triton, which comes with torch's CUDA builds
-
-        fuse(model)
-    return model
-
-
 class Policy:
     """One per process. Everything that DeepSpeed does happens behind these methods."""
 
     def __init__(self, config: Config, device: torch.device):
-        """Builds the model and the engine; `init_distributed` must have run."""
+        """Builds the model and the engine; `init_distributed` must have run.
+
+        Raises ConfigError where model.attn_implementation computes another attention than the model's own.
+        """
         self.config, self.device = config, device
         self.model = build_model(config.model, config.train.seed, device)
+        check_attention(self.model, config.model.attn_implementation)
         if config.lora.rank:
             lora.add_adapters(self.model, config.lora, config.train.seed)
         self.recompute = Recompute(self.model.base_model.layers, config.model.gradient_checkpointing, device)
@@ -98,6 +83,7 @@ class Policy:
         module = TokenLogprobModule(
             self.model, config.model.attn_implementation, config.rollout.temperature, self.recompute,
             only_distils=config.loss.distill_weight == 1 and config.loss.kl_coef == 0,
+            router_replay=config.model.router_replay, router_balance=config.loss.router_balance > 0,
         )  # fmt: skip
         self.world_size = dist.get_world_size()
         self._accumulating = False  # between the first and the last micro-batch of an update
@@ -155,7 +141,9 @@ class Policy:
         """
         if self.device.type != "cuda":
             return None
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        with warnings.catch_warnings():  # torch 2.11 announces another name, which 2.10 lacks
+            warnings.simplefilter("ignore", FutureWarning)
+            torch.cuda.memory._set_allocator_settings("expandable_segments:True")
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         moments = 0 if self.config.train.offload_optimizer else 8 * trained // self.world_size
         room = torch.tensor(free_bytes(self.device) - self._gradient_bytes() - moments, device=self.device)

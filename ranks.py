@@ -12,12 +12,15 @@ from typing import Any
 
 import torch.distributed as dist
 
+from files import WriteError
+
 
 class Ranks:
     """This rank and the others; made once per process, after the process group."""
 
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._failure: str | None = None
         if self.world_size == 1:
             return
         self._group = dist.new_group(backend="gloo")
@@ -33,6 +36,20 @@ class Ranks:
         items: list[Any] = [None] * self.world_size
         dist.all_gather_object(items, item, group=self._group)
         return items
+
+    def attempt(self, write: Callable[..., None], *values: Any) -> None:
+        """Calls `write(*values)`. A WriteError is kept for `raise_any`, and nothing more is attempted until then."""
+        if self._failure is None:
+            try:
+                write(*values)
+            except WriteError as error:
+                self._failure = str(error)
+
+    def raise_any(self) -> None:
+        """Raises the WriteError of any rank on every rank: a disk that takes no more ends all together. Collective."""
+        failures = [failure for failure in self.gather(self._failure) if failure]
+        if failures:
+            raise WriteError(failures[0])
 
     def counter(self, name: str) -> Callable[[], int]:
         """Counts from 0; over all ranks each number is given out once. A name is used for one count only."""

@@ -30,7 +30,7 @@ class Reason(StrEnum):
     NO_BOX = "no_box"
     UNCLOSED_BOX = "unclosed_box"  # the last box never closes; an earlier one does not count
     EMPTY_BOX = "empty_box"
-    BOX_IN_THINKING = "box_in_thinking"  # the only boxes are inside thinking
+    BOX_IN_THINKING = "box_in_thinking"  # the only boxes are inside thinking (GPT-OSS: not in the final channel)
     TOOL_CALL = "tool_call"  # the message calls a tool, so it is no answer
     BAD_REFERENCE = "bad_reference"  # `check_answer` refuses the reference: never right
     TURN_LIMIT = "turn_limit"

@@ -121,7 +121,10 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
         if value is None and type(None) in args:
             return None
         words = [word for a in args if typing.get_origin(a) is Literal for word in typing.get_args(a)]
-        other = next(a for a in args if a is not type(None) and typing.get_origin(a) is not Literal)
+        others = [a for a in args if a is not type(None) and typing.get_origin(a) is not Literal]
+        if not others:
+            return _coerce(name, value, next(a for a in args if a is not type(None)))
+        other = others[0]
         if words and isinstance(value, str):
             mend = f"must be {_TYPE_WORDS[other]} or {', '.join(map(repr, words))}"
             require(value in words, name, value, mend)

@@ -17,25 +17,22 @@ from typing import Any
 import torch
 
 import checkpoint
+import entropies
 import evaluation
 from badsteps import BadSteps
-from config import Config, UserError
+from config import Config
 from data import Problem, ProblemStream, data_digest
+from files import say
 from groups import SampledStep, by_prompt, count_reasons, equal_share, with_overlong_penalty, without_equal_groups
+from infra import InfraError, check_sandbox
 from interruption import Interruption, Request
 from minibatch import plan_updates
 from ranks import Ranks
 from report.writers import RunWriter
 from reward import Grade, grade_trajectory, score, shaping
-from rollout.records import RolloutRecord, SamplingConfig, Scored, StopReason
+from rollout.records import RolloutRecord, SamplingConfig, Scored
 from schedule import due, learning_rate
 from update import UpdateStats, update
-
-MAX_INFRA_SHARE = 0.01  # of a step's trajectories; above it the sandbox is broken and training on would be noise
-
-
-class InfraError(UserError, RuntimeError):
-    """The sandbox failed too often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,37 +86,42 @@ class Trainer:
                 f"the data cursor would be wrong; restore them, or start a new run with model.path={folder}"
             )
         if self._writer:
-            self._writer.rewind(state["step"])
+            self.ranks.attempt(self._writer.rewind, state["step"])
+        self.ranks.raise_any()
         return state["step"]
 
-    def run(self, first_step: int = 0) -> None:
+    def run(self, first_step: int, interruption: Interruption) -> None:
         """Steps `first_step` (from 0) to the last, or until a signal or train.max_minutes asks for an end.
 
         A checkpoint is written while the next rollout runs, and is in its place before the next update.
         """
-        steps = self.config.train.steps
-        with Interruption(self.config.train.max_minutes) as interruption:
-            if self.eval_data and self.config.eval.at_start and first_step == 0:
-                figures = self.evaluate(0)
-                if self._writer:
-                    shown = ("eval_avg_at_k", "eval_avg_low", "eval_avg_high", "eval_cut", "eval_boxless")
-                    print("before training", *(f" {name} {figures[name]:.4g}" for name in shown), flush=True)
-            for step in range(first_step, steps):
-                row = self._step_or_last_checkpoint(step)
-                done = step + 1
-                if self.eval_data and due(done, self.config.eval.every, steps):
-                    row |= self.evaluate(done)
-                if self._writer:
-                    self._writer.metrics(row)
-                if self._after_first_step and step == first_step:
-                    self._after_first_step()
-                self._bad_steps.check(done)
-                request = interruption.agreed(self.ranks.gather)
-                if request or due(done, self.config.train.save_every, steps):
-                    self._store.begin(done, {"score": row.get("eval_avg_at_k"), "data": self.data.digest()})
-                if request is Request.STOP:
-                    break
-            self._store.finish()
+        steps, gather = self.config.train.steps, self.ranks.gather
+        if self.eval_data and self.config.eval.at_start and first_step == 0 and not interruption.ends(gather):
+            figures = self.evaluate(0)
+            if self._writer:
+                shown = ("eval_avg_at_k", "eval_avg_low", "eval_avg_high", "eval_cut", "eval_boxless")
+                say("  ".join(["before training", *(f"{name} {figures[name]:.4g}" for name in shown)]))
+        if interruption.ends(gather):
+            if self._writer:
+                say("ended before the first step; there is nothing new to save")
+            return
+        for step in range(first_step, steps):
+            row = self._step_or_last_checkpoint(step)
+            done = step + 1
+            if self.eval_data and due(done, self.config.eval.every, steps):
+                row |= self.evaluate(done)
+            if self._writer:
+                self.ranks.attempt(self._writer.metrics, row)
+            self.ranks.raise_any()
+            if self._after_first_step and step == first_step:
+                self._after_first_step()
+            self._bad_steps.check(done)
+            request = interruption.agreed(gather)
+            if request or due(done, self.config.train.save_every, steps):
+                self._store.begin(done, {"score": row.get("eval_avg_at_k"), "data": self.data.digest()})
+            if request is Request.STOP:
+                break
+        self._store.finish()
 
     def _step_or_last_checkpoint(self, step: int) -> dict[str, Any]:
         """`train_step`; where the sandbox ends the run, on all ranks alike, a begun checkpoint is still put away."""
@@ -135,7 +137,7 @@ class Trainer:
         self._seconds.clear()
         sampled = self._sample_groups(step)
         with self._clock("save"):
-            self._store.finish()
+            saved = self._store.finish()
         stats = lessons = None
         with self._clock("update"):
             updates = plan_updates(sampled.trained, self.config, self.ranks.world_size)
@@ -150,11 +152,15 @@ class Trainer:
         with self._clock("write"):
             if self._writer:
                 answers = [self.data.problems[index].answer for index in sampled.indices]
-                self._writer.trajectories(step + 1, sampled.records, sampled.scored, answers)
+                known = entropies.by_line(updates, stats.entropies) if stats else {}
+                self.ranks.attempt(
+                    self._writer.trajectories, step + 1, sampled.records, sampled.scored, answers, known
+                )  # fmt: skip
         if stats:
-            self._bad_steps.watch(step + 1, mine, stats)
+            self.ranks.attempt(self._bad_steps.watch, step + 1, mine, stats)
         self._seconds["total"] = time.perf_counter() - started
-        return self._row(step, sampled, stats)
+        beside = {"checkpoint_seconds": round(self._store.seconds, 4)} if saved else {}  # seconds_save is the wait
+        return self._row(step, sampled, stats) | beside
 
     def _sample_groups(self, step: int) -> SampledStep:
         """The step's groups; with rollout.max_refills, equal ones are replaced by those of further problems."""
@@ -176,7 +182,7 @@ class Trainer:
                 break
             missing = rollout.prompts_per_step - len(by_prompt(sampled.trained))
             wanted = self.stream.refill(step, sampled.rounds, missing, sampled.indices)
-        _check_sandbox(sampled.records)
+        check_sandbox(sampled.records)
         return sampled
 
     def _rollout(
@@ -208,7 +214,7 @@ class Trainer:
         """answers: the reference of each prompt, by prompt_index."""
         grades = []
         for record in records:
-            text = self.chat.decode(record.token_ids[record.final_turn.start : record.final_turn.end])
+            text = self.chat.answer(record.token_ids[record.final_turn.start : record.final_turn.end])
             grades.append(grade_trajectory(text, record.stop, answers[record.prompt_index]))
         return grades
 
@@ -221,10 +227,11 @@ class Trainer:
         with self._clock("eval"):
             records = self._rollout(step, self.eval_data.prompts, evaluation.eval_sampling(self.config))
         name = "on" if self.config.tool.enabled else "off"
-        evaluated = {name: evaluation.Evaluation.of(records, self.eval_data.problems, self.chat.decode)}
+        evaluated = {name: evaluation.Evaluation.of(records, self.eval_data.problems, self.chat.answer)}
         found = evaluation.results(self.config, evaluated, step)
         if self._writer:
-            evaluation.write_results(self.run_dir / f"evaluations/step_{step}.json", found)
+            self.ranks.attempt(evaluation.write_results, self.run_dir / f"evaluations/step_{step}.json", found)
+        self.ranks.raise_any()
         figures = evaluation.metrics(found["scores"][name]) | {"seconds": self._seconds.pop("eval")}
         return {f"eval_{name}": value for name, value in figures.items()}
 
@@ -261,7 +268,7 @@ class Trainer:
             row["peak_memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
         row["rollout_tokens_per_second"] = sampled / self._seconds["rollout"]
         row |= {"seconds": round(self._seconds["total"], 4), **seconds}
-        return row | {f"rollout_{name}": value for name, value in sampled_step.rollout_stats.items()}
+        return row | sampled_step.rollout_row()
 
     @contextmanager
     def _clock(self, phase: str):
@@ -270,16 +277,6 @@ class Trainer:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started
-
-
-def _check_sandbox(records: Sequence[RolloutRecord]) -> None:
-    """Raises InfraError where it spoilt too many of a step's trajectories."""
-    spoilt = sum(r.stop is StopReason.TOOL_INFRA for r in records)
-    if spoilt > MAX_INFRA_SHARE * len(records):
-        raise InfraError(
-            f"the sandbox failed in {spoilt} of {len(records)} trajectories of one step, more than "
-            f"{MAX_INFRA_SHARE:.0%}; see the tool's report at the start of the run"
-        )
 
 
 def sampling_of(config: Config) -> SamplingConfig:

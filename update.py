@@ -20,7 +20,7 @@ from torch import Tensor
 from config import LossConfig
 from corrections import importance_weights
 from data import ResponseTokenBatch
-from losses import kl_penalty, policy_losses
+from losses import TokenLosses, kl_penalty, policy_losses
 from measures import GapFigures, TeacherFigures, TokenColumns, gap_figures, teacher_figures
 from modeling.divergence import Lesson, TeacherStates
 from modeling.logprob import TokenLogprobs
@@ -56,6 +56,9 @@ class OneUpdate:
     kl: float  # mean estimate of KL(policy || reference), 0 without a reference
     gap: GapFigures  # this update's weights against the sampling log-probabilities
     top1_agreement: float = 0.0  # share of tokens that were the likeliest of their distribution
+    balance: float = 0.0  # of the routers, 1 where even; 0 where loss.router_balance is off
+    flips: float = math.nan  # share of (token, layer) whose experts are not those of sampling; NaN in a dense model
+    flipped_tokens: float = 0.0  # share of tokens with at least one such layer
 
     @property
     def is_bad(self) -> bool:
@@ -67,6 +70,7 @@ class UpdateStats:
     updates: tuple[OneUpdate, ...]
     mismatch: GapFigures  # training forward against sampling, at the weights that sampled
     stale: GapFigures | None  # the same at the moved weights of all later updates
+    entropies: tuple[Tensor, ...] = ()  # of each update, nats of each trained token of all ranks, on CPU  # [M] each
     teacher: TeacherFigures | None = None  # over all updates
 
     @property
@@ -83,6 +87,10 @@ class UpdateStats:
             row |= {name: self._token_mean(name) for name in ("importance_mean", "importance_cut")}
         if loss.kl_coef > 0:
             row["kl"] = self._token_mean("kl")
+        if loss.router_balance > 0:
+            row["router_balance"] = self._token_mean("balance")
+        if not math.isnan(self.updates[0].flips):
+            row |= {f"router_{name}": self._token_mean(name) for name in ("flips", "flipped_tokens")}
         if self.teacher:
             row |= {f"teacher_{name}": value for name, value in dataclasses.asdict(self.teacher).items()}
         row["bad_updates"] = sum(u.is_bad for u in self.updates)
@@ -115,7 +123,7 @@ def update(
         updates.append(one)
         columns.append(tokens)
     teacher = teacher_figures(TokenColumns.concatenate(columns)) if lessons else None
-    return UpdateStats(tuple(updates), *_gaps(columns, loss), teacher)
+    return UpdateStats(tuple(updates), *_gaps(columns, loss), tuple(c.entropy for c in columns), teacher)
 
 
 def _old_logprobs(
@@ -167,7 +175,8 @@ def batch_loss(
 ) -> tuple[Tensor, TokenColumns]:  # fmt: skip
     """A micro-batch's part of the loss, a scalar: the sum over tokens of
 
-        weight x ((1 - distill_weight) x importance x policy loss + distill_weight x divergence + kl_coef x KL)
+        weight x ((1 - distill_weight) x importance x policy loss + distill_weight x divergence + kl_coef x KL
+                  + router_balance x balance)
 
     where the divergence "sampled" is importance x policy loss too, with log teacher - log policy as the advantage.
 
@@ -176,21 +185,20 @@ def batch_loss(
     num_rows = len(batch.lengths)
     policy = policy_losses(out.logprobs, old, batch.advantages, batch.rows, num_rows, loss)
     corrected = importance_weights(old, batch.behaviour_logprobs, batch.rows, num_rows, loss)
-    values, clipped = corrected.weights * policy.values, policy.clipped
-    nothing = torch.zeros_like(old)
-    taught, share = (nothing, nothing, nothing), loss.distill_weight
+    mixed = TokenLosses(corrected.weights * policy.values, policy.clipped)
+    taught: tuple[Tensor, Tensor, Tensor] | None = None  # divergence, gap, entropy of the teacher
     if isinstance(lesson, TokenLogprobs):
-        gap = batch.behaviour_logprobs - lesson.logprobs
-        imitation = policy_losses(out.logprobs, old, -gap, batch.rows, num_rows, loss)
-        values = (1 - share) * values + share * corrected.weights * imitation.values
-        taught, clipped = (gap, gap, lesson.entropy), clipped | imitation.clipped
+        mixed, taught = _imitating(mixed, corrected.weights, out, batch, old, loss, lesson)
     elif out.divergences:
-        values = (1 - share) * values
+        mixed = TokenLosses((1 - loss.distill_weight) * mixed.values, mixed.clipped)
         taught = (out.divergences.values, out.divergences.gap, out.divergences.entropy)
-    kl = nothing
+    values, nothing = mixed.values, torch.zeros_like(old)
+    kl = balance = nothing
     if reference is not None:
         kl = kl_penalty(out.logprobs, reference, loss.kl_estimator)
         values = values + loss.kl_coef * kl
+    if out.balance is not None:
+        balance, values = out.balance, values + loss.router_balance * out.balance
     present = out.logprobs.detach()
     columns = TokenColumns(
         gap=present - batch.behaviour_logprobs,
@@ -198,19 +206,31 @@ def batch_loss(
         turns=batch.turns,
         since_tool=batch.since_tool,
         entropy=out.entropy,
-        top1=torch.zeros_like(old) if out.top1 is None else out.top1,
-        clipped=clipped,
+        top1=nothing if out.top1 is None else out.top1,
+        clipped=mixed.clipped,
         ratio_error=torch.expm1(present - old).abs(),
         importance=corrected.weights,
         importance_cut=corrected.cut,
         kl=kl.detach(),
-        divergence=taught[0],
-        teacher_gap=taught[1],
-        teacher_entropy=taught[2],
+        balance=balance.detach(),
+        flips=torch.full_like(old, math.nan) if out.flips is None else out.flips,
+        **dict(zip(("divergence", "teacher_gap", "teacher_entropy"), taught or (nothing,) * 3, strict=True)),
         trained=batch.weights > 0,
     )
     value = (batch.weights * values).sum()
-    return (value + share * out.divergences.loss if out.divergences else value), columns
+    return (value + loss.distill_weight * out.divergences.loss if out.divergences else value), columns
+
+
+def _imitating(
+    policy: TokenLosses, weights: Tensor, out: TokenLogprobs, batch: ResponseTokenBatch, old: Tensor,
+    loss: LossConfig, lesson: TokenLogprobs,
+) -> tuple[TokenLosses, tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
+    """The policy loss mixed with one that raises what the teacher finds likelier; gap, gap and teacher's entropy."""
+    gap = batch.behaviour_logprobs - lesson.logprobs
+    imitation = policy_losses(out.logprobs, old, -gap, batch.rows, len(batch.lengths), loss)
+    share = loss.distill_weight
+    values = (1 - share) * policy.values + share * weights * imitation.values
+    return TokenLosses(values, policy.clipped | imitation.clipped), (gap, gap, lesson.entropy)
 
 
 def _summary(loss: float, grad_norm: float, tokens: TokenColumns) -> OneUpdate:
@@ -226,6 +246,9 @@ def _summary(loss: float, grad_norm: float, tokens: TokenColumns) -> OneUpdate:
         importance_mean=tokens.importance.mean().item(),
         importance_cut=tokens.importance_cut.mean().item(),
         kl=tokens.kl.mean().item(),
+        balance=tokens.balance.mean().item(),
+        flips=tokens.flips.mean().item(),
+        flipped_tokens=(tokens.flips > 0).double().mean().item(),
         gap=gap_figures(tokens.gap, tokens.turns, tokens.since_tool),
     )
 

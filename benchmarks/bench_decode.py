@@ -2,15 +2,18 @@
 
     python benchmarks/bench_decode.py --shape 0.6B --points 16x1024 64x1024 64x4096 256x1024
     python benchmarks/bench_decode.py --shape 4B --points 64x1024 --driven 64x1024 --profile --mismatch
+    python benchmarks/bench_decode.py --shape models/shapes/gpt-oss-20b --points 16x1024 64x1024 --mismatch
     python benchmarks/bench_decode.py --shape models/shapes/Qwen2.5-0.5B-Instruct --points 8x1024 [--eager]
 
 For each point, rows x context, it reports the step time where every row stands at that context, `run` as the engine
 calls it (ids read back within the step) and with the ids read one step late; the share of the floor, (weights + live
-keys and values) / copy bandwidth measured first; start-up time; peak memory. A `--driven` point also reads prompts of
-context - 256 tokens and then draws 512 tokens a row, the way a server would be driven. `--mismatch` compares the
-draws' log-probs with a plain Hugging Face forward, and that with one whose attention is the textbook's, for scale.
+keys and values) / copy bandwidth measured first; start-up time; peak memory. Of experts the floor counts as many a
+layer as the last layer's rows chose, and of a sliding layer the keys in its window. A `--driven` point also reads
+prompts of context - 256 tokens and then draws 512 tokens a row, as a server would be driven. `--mismatch` compares the
+draws' log-probs with a plain Hugging Face forward, and that with one whose attention is the textbook's, for scale. Of
+GPT-OSS the first is the training forward, whose experts are compared with those of the draws, and replayed once.
 `--eager` decodes without graphs, as rollout.cuda_graphs=false does; it cannot run late. A distilled student is decoded
-like any policy: smoke_opsd's is the third line.
+like any policy: smoke_opsd's is the last line.
 The last line is JSON with commit, GPU and versions.
 """
 
@@ -33,7 +36,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.mismatch import mismatch  # noqa: E402
 from modeling.attention import IMPLEMENTATION  # noqa: E402
+from modeling.experts import IMPLEMENTATION as EXPERTS  # noqa: E402
+from modeling.routing import watch  # noqa: E402
 from rollout.cache import PagedCache  # noqa: E402
 from rollout.decoder import LAST_DRAW  # noqa: E402
 from rollout.graphs import GraphDecoder  # noqa: E402
@@ -52,13 +58,17 @@ SHAPES = {  # Qwen3
 }  # fmt: skip
 STEPS = 48  # timed per point, centred on the context
 DRAWS = 512  # of each row of a driven point
+MISMATCH_ROWS, MISMATCH_PROMPT, MISMATCH_DRAWS = 16, 64, 192
 
 
 def build_model(shape: str) -> Any:
     config = Qwen3Config(**COMMON, **SHAPES[shape]) if shape in SHAPES else AutoConfig.from_pretrained(shape)
     torch.manual_seed(0)
     with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation=IMPLEMENTATION, experts_implementation=EXPERTS, dtype=torch.bfloat16
+        )
+    watch(model)
     return model.eval()
 
 
@@ -155,39 +165,6 @@ def prompt_and_draws(bench: Bench, vocabulary: int, prompt: int, new: int, prefi
     }  # fmt: skip
 
 
-@torch.no_grad()
-def mismatch(model: Any, page_size: int, rows: int = 16, prompt: int = 64, new: int = 192) -> dict[str, float]:
-    """|dlogp| and k3 = mean(r - 1 - log r), r = exp(dlogp), of draws against a plain forward (SDPA, fp32 softmax)."""
-    bench = Bench(model, rows, prompt + new, page_size)
-    lines = torch.randint(0, model.config.vocab_size, (rows, prompt)).tolist()
-    logprobs: list[list[float]] = [[] for _ in range(rows)]
-    for step in range(new):
-        start = 0 if step == 0 else prompt + step - 1
-        draws = bench.decoder.run([bench.chunk(r, lines[r][start:], start) for r in range(rows)], 1.0)
-        for row in range(rows):
-            lines[row].append(draws.tokens[row])
-            logprobs[row].append(draws.logprobs[row])
-    plain = plain_logprobs(model, lines, prompt, "sdpa")
-    delta = plain - torch.tensor(logprobs, device="cuda")
-    between = plain - plain_logprobs(model, lines, prompt, "eager")
-    return {
-        "mean_abs_dlogp": delta.abs().mean().item(), "max": delta.abs().max().item(),
-        "k3": (delta.exp() - 1 - delta).mean().item(), "between_two_plain_forwards": between.abs().mean().item(),
-    }  # fmt: skip
-
-
-def plain_logprobs(model: Any, lines: list[list[int]], prompt: int, attention: str) -> torch.Tensor:
-    """Log-probs of the tokens after the prompt by Hugging Face's own forward, row by row  # [rows, new] fp32"""
-    model.set_attn_implementation(attention)
-    rows = []
-    for line in lines:
-        ids = torch.tensor([line], device="cuda")
-        logits = model(input_ids=ids[:, :-1], use_cache=False).logits[0, prompt - 1 :].float()
-        rows.append(logits.log_softmax(-1).gather(1, ids[0, prompt:, None])[:, 0])
-    model.set_attn_implementation(IMPLEMENTATION)
-    return torch.stack(rows)
-
-
 def profile(bench: Bench, context: int) -> None:
     """Prints the kernels of a step. With overlapping launches a kernel's time includes its wait for the one before."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
@@ -203,16 +180,28 @@ def profile(bench: Bench, context: int) -> None:
         print(f"{event.key[:48]:48} {event.count / steps:8.1f} {total / event.count:8.2f} {total / steps / 1e3:9.3f}")
 
 
+def bytes_read(model: Any, bench: Bench, context: int) -> float:
+    """Bytes that a step must read: weights once, live keys and values once."""
+    config = model.config
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    if not config.tie_word_embeddings:
+        weights -= model.get_input_embeddings().weight.numel() * 2  # a step gathers a few of its rows
+    stage = bench.decoder._stack.experts
+    if stage is not None:
+        of_experts = sum(p.numel() * p.element_size() for n, p in model.named_parameters() if ".experts." in n)
+        weights -= of_experts * (1 - stage.ids[: bench.rows].unique().numel() / config.num_local_experts)
+    kinds = getattr(config, "layer_types", None) or ["full_attention"]
+    seen = [min(context, config.sliding_window) if kind == "sliding_attention" else context for kind in kinds]
+    live = bench.rows * sum(seen) / len(seen) * PagedCache.bytes_per_token(config, torch.bfloat16)
+    return weights + live
+
+
 def measure(model: Any, rows: int, context: int, options: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     driven = f"{rows}x{context}" in options.driven
     bench = Bench(model, rows, context + (DRAWS // 2 if driven else STEPS), options.page_size, options.eager)
     within, late = decode_times(bench, context)
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    if not model.config.tie_word_embeddings:
-        weights -= model.get_input_embeddings().weight.numel() * 2  # a step gathers a few of its rows
-    live = rows * context * PagedCache.bytes_per_token(model.config, torch.bfloat16)
-    floor = (weights + live) / bandwidth * 1e3
+    floor = bytes_read(model, bench, context) / bandwidth * 1e3
     result: dict[str, Any] = {
         "rows": rows, "context": context, "step_ms": within, "late_ms": late, "tokens_per_s": rows / within * 1e3,
         "floor_ms": floor, "share_of_floor": floor / within, "startup_s": bench.startup,
@@ -270,7 +259,8 @@ def main() -> None:
         print(" ".join(f"{k}={v:.3f}" if isinstance(v, float) else f"{k}={v}" for k, v in point.items()), flush=True)
         torch.cuda.empty_cache()
     if options.mismatch:
-        results["mismatch"] = mismatch(model, options.page_size)
+        bench = Bench(model, MISMATCH_ROWS, MISMATCH_PROMPT + MISMATCH_DRAWS, options.page_size)
+        results["mismatch"] = mismatch(model, bench, MISMATCH_PROMPT, MISMATCH_DRAWS)
         print(results["mismatch"])
     print(json.dumps({**results, **versions()}))
 

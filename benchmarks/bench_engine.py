@@ -29,7 +29,7 @@ from rollout.engine import RolloutEngine
 class IdleDecoder:
     """Draws the same token everywhere, at once."""
 
-    pipelined = True
+    pipelined, captures = True, 0
 
     def submit(self, chunks: Any, temperature: float) -> Done:
         count = sum(chunk.sample for chunk in chunks)
@@ -44,13 +44,14 @@ def main() -> None:
     chat: Any = SimpleNamespace(stop_ids=frozenset())
     tool: Any = object()
     engine = RolloutEngine(
-        IdleDecoder(), chat, tool, decode_rows=64, page_size=16, num_pages=40_000, prefill_tokens=8192
+        IdleDecoder(), chat, tool, decode_rows=64, page_size=16, num_pages=40_000, prefill_tokens=8192,
+        forced_tokens=512, step_rows=128,
     )  # fmt: skip
     scripts = {(row["prompt"], row["sample"]): row for row in rows}
     engine.run_type = type("Run", (ScriptedRun,), {"scripts": scripts, "instant": True})
     alone: Any = SimpleNamespace(gather=lambda item: [item], counter=lambda name: itertools.count().__next__)
     started = time.process_time()
-    rollout(engine, alone, rows, samples, 0)
+    rollout(engine, alone, rows, samples, "engine", limit=600.0)
     seconds = time.process_time() - started
     print(json.dumps({
         "benchmark": "engine", "workload": options.workload, "steps": engine.stats.steps,

@@ -1,25 +1,30 @@
 """Scripted multi-turn rollouts: every length and every tool latency fixed, so that engines can be compared.
 
-    python benchmarks/bench_rollout.py --shape Qwen3-0.6B --workload retool_64 [--instant] [--repeat 2]
-    torchrun --standalone --nproc-per-node 2 benchmarks/bench_rollout.py --workload retool_256 --copies 2
+    python benchmarks/bench_rollout.py --shape Qwen3-0.6B --workload retool_64 [--tools both] [--repeat 2]
+    torchrun --standalone --nproc-per-node 2 benchmarks/bench_rollout.py --workload retool_256 --copies 2 --rows 256
     python benchmarks/bench_rollout.py --shape Qwen2.5-0.5B-Instruct [--eager]     (the student of smoke_opsd)
 
 Random weights at the true shape, bf16, temperature 1, log-probs recorded. A turn samples exactly its scripted number
 of tokens (stop tokens ignored); after its tool latency the scripted number of tool tokens is appended, never sampled.
 Floor: every sequential step of the longest trajectory reads the weights once, every sampled token reads its past once,
-at the measured read bandwidth. Prints a table and one JSON line.
+at the measured read bandwidth. Prints one JSON line for each way of answering tools (with latency, at once, or both
+and their ratio). "balance" compares the whole with max(longest trajectory, mean over ranks), which no dealing could
+better.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import random
 import sys
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe, read_bandwidth
 from building import build_decoder
+from groups import SampledStep
 from modeling.attention import IMPLEMENTATION
 from modeling.shapes import SHIPPED
 from ranks import Ranks
@@ -43,12 +49,16 @@ from rollout.records import SamplingConfig, StopReason
 CONTEXT = 8192
 
 
+class TimeUp(Exception):
+    """The time limit of a rollout has passed; what was done by then still counts."""
+
+
 class ScriptedEpisode(Episode):
     """A trajectory whose turns have the lengths of the script."""
 
     def __init__(self, script: dict, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.script = script
+        self.script, self.started = script, time.perf_counter()
 
     @property
     def max_turn_tokens(self) -> int:
@@ -60,12 +70,24 @@ class ScriptedRun(RolloutRun):
 
     scripts: dict[tuple[int, int], dict]
     instant = False
+    longest = 0.0  # seconds from taking a trajectory to its end, the most of any
+    deadline = math.inf
+
+    @classmethod
+    def watch(cls, *_: int) -> None:
+        if time.perf_counter() > cls.deadline:
+            raise TimeUp
 
     def new_episode(self, prompt, prompt_index, sample_index):
         return ScriptedEpisode(
             self.scripts[prompt_index, sample_index], prompt, prompt_index=prompt_index, sample_index=sample_index,
             policy_step=0, sampling=self._sampling,
         )  # fmt: skip
+
+    def finish(self, slot, stop):
+        started = self._episodes[slot.order].started
+        type(self).longest = max(self.longest, time.perf_counter() - started)
+        super().finish(slot, stop)
 
     def end_turn(self, slot, episode, ended):
         turn = episode.script["turns"][episode.turn_index]
@@ -74,10 +96,13 @@ class ScriptedRun(RolloutRun):
             self.finish(slot, StopReason.ANSWERED)
             return
         self.scheduler.park(slot)
-        future: Future = Future()
-        seconds = 0.0 if self.instant else turn["tool_seconds"]
-        threading.Timer(seconds, future.set_result, [None]).start() if seconds else future.set_result(None)
+        future = self.start_tool(0.0 if self.instant else turn["tool_seconds"])
         self.open_turns.append(OpenTurn(episode, slot, False, [], [future]))
+
+    def start_tool(self, seconds):
+        future: Future = Future()
+        threading.Timer(seconds, future.set_result, [None]).start() if seconds else future.set_result(None)
+        return future
 
     def deliver_turn(self, turn):
         self._stats.tool_seconds += time.perf_counter() - turn.submitted
@@ -95,8 +120,8 @@ def load_workload(name: str, copies: int) -> tuple[list[dict], int]:
     return rows, data["meta"]["samples_per_prompt"]
 
 
-def floor_seconds(rows: list[dict], weight_bytes: int, token_bytes: int, bandwidth: float) -> float:
-    """Weights once per sequential step, each sampled token's past once."""
+def floor_seconds(rows: list[dict], weight_bytes: int, token_bytes: int, bandwidth: float, ranks: int) -> float:
+    """Weights once per sequential step, each sampled token's past once, by one of the ranks."""
     steps = max(sum(turn["new_tokens"] for turn in row["turns"]) for row in rows)
     past = 0
     for row in rows:
@@ -105,7 +130,7 @@ def floor_seconds(rows: list[dict], weight_bytes: int, token_bytes: int, bandwid
             count = turn["new_tokens"]
             past += count * length + count * (count - 1) // 2
             length += count + turn.get("tool_tokens", 0)
-    return (steps * weight_bytes + past * token_bytes) / bandwidth
+    return (steps * weight_bytes + past * token_bytes / ranks) / bandwidth
 
 
 def main() -> None:
@@ -113,14 +138,15 @@ def main() -> None:
     parser.add_argument("--shape", default="Qwen3-0.6B", help="a folder of models/shapes")
     parser.add_argument("--workload", default="retool_64")
     parser.add_argument("--copies", type=int, default=1, help="the workload this many times, with other tokens")
-    parser.add_argument("--instant", action="store_true", help="every tool answers at once")
+    parser.add_argument("--tools", choices=["latency", "instant", "both"], default="latency")
     parser.add_argument("--rows", type=int, default=64, help="rollout.decode_rows of each process")
     parser.add_argument("--kv-tokens", type=int, default=None, help="default: what all trajectories together need")
-    parser.add_argument("--forced-tokens", type=int, default=64, help="rollout.forced_tokens")
+    parser.add_argument("--forced-tokens", type=int, default=512, help="rollout.forced_tokens")
+    parser.add_argument("--release-kv", action="store_true", help="rollout.release_kv")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--repeat", type=int, default=1)
-    options = parser.parse_args()
-    run(options)
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds after which a rollout is cut short")
+    run(parser.parse_args())
 
 
 def run(options: argparse.Namespace) -> None:
@@ -135,9 +161,20 @@ def run(options: argparse.Namespace) -> None:
         torch.cuda.set_device(device)
     rows, samples = load_workload(options.workload, options.copies)
     engine, model, cache, start_seconds = build_engine(options, rows, device)
-    results = [rollout(engine, ranks, rows, samples, number) for number in range(options.repeat)]
-    if ranks.rank == 0:
-        report(options, rows, model, cache, results, start_seconds, device)
+    bandwidth = read_bandwidth(device)
+    best = {}
+    for tools in ("latency", "instant") if options.tools == "both" else (options.tools,):
+        engine.run_type.instant = tools == "instant"
+        results = [rollout(engine, ranks, rows, samples, f"{tools} {n}", options.limit) for n in range(options.repeat)]
+        best[tools] = min(results, key=lambda r: r["seconds"])
+        if ranks.rank == 0:
+            line = {
+                "tools": tools, "all_seconds": [r["seconds"] for r in results], "start_seconds": start_seconds,
+                "memory_seconds": [round(r["stats"][0].memory_seconds, 3) for r in results],
+            }  # fmt: skip
+            report(options, rows, model, cache, bandwidth, best[tools], line | describe(device))
+    if len(best) == 2 and ranks.rank == 0:
+        print(json.dumps({"latency_over_instant": round(best["latency"]["seconds"] / best["instant"]["seconds"], 3)}))
 
 
 def build_engine(options: argparse.Namespace, rows: list[dict], device: torch.device):
@@ -151,70 +188,73 @@ def build_engine(options: argparse.Namespace, rows: list[dict], device: torch.de
     ]
     tokens = options.kv_tokens or sum(lengths) + 32 * len(lengths)
     pages = 1 + -(-tokens // 16)
-    cache = PagedCache(config, pages, 16, dtype, device)
+    cache = PagedCache(config, pages, 16, dtype, device, releasable=options.release_kv)
     settings = SimpleNamespace(
         rollout=SimpleNamespace(
-            cuda_graphs=not options.eager, decode_rows=options.rows, context_length=CONTEXT, temperature=1.0
+            cuda_graphs=not options.eager, decode_rows=options.rows, context_length=CONTEXT, temperature=1.0,
+            forced_tokens=options.forced_tokens,
         ),
         model=SimpleNamespace(attn_implementation="auto", dtype=str(dtype).removeprefix("torch.")),
-    )
+        eval=SimpleNamespace(path=""),
+    )  # fmt: skip
     decoder = build_decoder(settings, model, cache, device)
     chat = SimpleNamespace(stop_ids=frozenset())
+    scripts = {(row["prompt"], row["sample"]): row for row in rows}
+    run_type = type("Run", (ScriptedRun,), {"scripts": scripts})
     engine = RolloutEngine(
         decoder, chat, object(), decode_rows=options.rows, page_size=16, num_pages=pages, prefill_tokens=8192,
-        forced_tokens=options.forced_tokens if decoder.pipelined else 0,
+        forced_tokens=options.forced_tokens if decoder.pipelined else 0, step_rows=decoder.step_rows,
+        progress=run_type.watch, resident=cache.resident,
     )  # fmt: skip
-    engine.run_type = type("Run", (ScriptedRun,), {
-        "scripts": {(row["prompt"], row["sample"]): row for row in rows}, "instant": options.instant,
-    })  # fmt: skip
-    return engine, model, cache, time.perf_counter() - started
+    engine.run_type = run_type
+    return engine, model, cache, round(time.perf_counter() - started, 1)
 
 
-def rollout(engine: RolloutEngine, ranks: Ranks, rows: list[dict], samples: int, number: int) -> dict:
+def rollout(engine: RolloutEngine, ranks: Ranks, rows: list[dict], samples: int, name: str, limit: float) -> dict:
     """One rollout of the whole workload; seconds from the first submission to the last token over all ranks."""
-    generator = random.Random(number)
+    generator = random.Random(name)
     lengths = {row["prompt"]: row["prompt_tokens"] for row in rows}
     prompts = [[generator.randrange(300) for _ in range(lengths[i])] for i in range(len(lengths))]
     sampling = SamplingConfig(
         max_new_tokens=CONTEXT - 1, temperature=1.0, n_samples_per_prompt=samples, max_turns=64,
-        context_length=CONTEXT, seed=number,
+        context_length=CONTEXT, seed=generator.randrange(1 << 30),
     )  # fmt: skip
     ranks.gather(None)
     started = time.perf_counter()
-    records = engine.generate(RolloutRequest(prompts, 0, ranks.counter(f"bench {number}")), sampling)
-    mine = time.perf_counter() - started
+    engine.run_type.longest, engine.run_type.deadline = 0.0, started + limit
+    records = []
+    with contextlib.suppress(TimeUp):
+        records = engine.generate(RolloutRequest(prompts, 0, ranks.counter(f"bench {name}")), sampling)
+    mine = engine.stats.seconds = time.perf_counter() - started
     expected = {(row["prompt"], row["sample"]): sum(t["new_tokens"] for t in row["turns"]) for row in rows}
     for record in records:
         assert record.num_sampled == expected[record.prompt_index, record.sample_index]
-    parts = ranks.gather((mine, len(records), sum(r.num_sampled for r in records), engine.stats))
-    assert sum(part[1] for part in parts) == len(rows)
+    parts = ranks.gather((mine, len(records), engine.stats, engine.run_type.longest))
     return {
-        "seconds": max(p[0] for p in parts), "per_rank": [p[0] for p in parts], "tokens": sum(p[2] for p in parts),
-        "stats": parts[0][3],
+        "seconds": round(max(p[0] for p in parts), 3), "per_rank": [round(p[0], 3) for p in parts],
+        "complete": sum(p[1] for p in parts) == len(rows), "tokens": sum(p[2].decode_tokens for p in parts),
+        "longest": max(p[3] for p in parts), "stats": [p[2] for p in parts],
     }  # fmt: skip
 
 
-def report(options, rows, model, cache, results, start_seconds, device) -> None:
-    best = min(results, key=lambda r: r["seconds"])
+def report(options, rows, model, cache, bandwidth: float, best: dict, line: dict) -> None:
     weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-    bandwidth = read_bandwidth(device)
     token_bytes = PagedCache.bytes_per_token(model.config, cache.kv.dtype)
-    floor = floor_seconds(rows, weight_bytes, token_bytes, bandwidth) / len(best["per_rank"])
-    stats = best["stats"]
-    line = {
+    count, seconds = len(best["per_rank"]), best["seconds"]
+    floor = floor_seconds(rows, weight_bytes, token_bytes, bandwidth, count)
+    step = SampledStep()
+    step.add([], [], [], asdict(best["stats"][0]))
+    figures = {name.removeprefix("rollout_"): round(value, 3) for name, value in step.rollout_row().items()}
+    print(json.dumps({
         "benchmark": "rollout", "shape": options.shape, "workload": options.workload, "copies": options.copies,
-        "ranks": len(best["per_rank"]), "instant_tools": options.instant, "decode_rows": options.rows,
-        "forced_tokens": options.forced_tokens,
-        "graphs": not options.eager, "seconds": round(best["seconds"], 3),
-        "all_seconds": [round(r["seconds"], 3) for r in results], "per_rank": [round(s, 3) for s in best["per_rank"]],
-        "sampled_tokens": best["tokens"], "tokens_per_second": round(best["tokens"] / best["seconds"]),
-        "floor_seconds": round(floor, 3), "floor_share": round(floor / best["seconds"], 3), "steps": stats.steps,
-        "mean_rows": round(stats.running_rows / max(stats.steps, 1), 2), "idle_seconds": round(stats.idle_seconds, 3),
-        "tool_seconds": round(stats.tool_seconds, 3), "prefill_tokens": stats.prefill_tokens,
-        "reused_tokens": stats.reused_tokens, "preemptions": stats.preemptions,
-        "start_seconds": round(start_seconds, 1), **describe(device),
-    }  # fmt: skip
-    print(json.dumps(line))
+        "ranks": count, "decode_rows": options.rows, "forced_tokens": options.forced_tokens,
+        "graphs": not options.eager, "complete": best["complete"], "seconds": seconds, "per_rank": best["per_rank"],
+        "sampled_tokens": best["tokens"], "tokens_per_second": round(best["tokens"] / seconds),
+        "floor_seconds": round(floor, 3), "over_floor": round(seconds / floor, 3),
+        "longest_seconds": round(best["longest"], 3),
+        "balance": round(seconds / max(best["longest"], sum(best["per_rank"]) / count), 3),
+        **line, "first_rank": figures,
+    }))  # fmt: skip
 
 
 if __name__ == "__main__":

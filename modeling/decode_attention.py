@@ -5,10 +5,10 @@ head with all query heads of its group. Inside, every warp walks its own tokens 
 product, one batch entry per warp), so that nothing is exchanged between warps until the end. The item that ends at the
 new token writes its key and value to their page first. A row cut in several items is merged by whichever ends last, in
 the order of the items. The kernel starts from the unsummed parts of the q/k/v product and does sum, bias, per-head
-norm and rotation itself.
+norm and rotation itself. A sliding window bounds the walk; a sink joins a row's sum where its output is made.
 
 Invariants: pages listed in a row's table up to its position exist; page 0 is nobody's (padding rows write there).
-Left out: sliding windows, soft caps, sinks, head sizes that are not powers of two.
+Left out: soft caps, head sizes that are not powers of two.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import triton.language as tl
 
 from modeling.overlap import begin, prefetch
 
+LOG2_E = tl.constexpr(1.4426950408889634)
 NONE = tl.constexpr(-1.0e30)  # a score below all others; minus infinity would give NaN for a warp without tokens
 
 
@@ -38,10 +39,10 @@ def _prefetch_pages(kv_ptr, table_ptr, start, stop, head_offset, stride_page, st
 
 @triton.jit
 def _walk(
-    q, start, stop, kv_ptr, table_ptr, head_offset, stride_page, stride_v, scale,
+    q, start, stop, low, kv_ptr, table_ptr, head_offset, stride_page, stride_v, scale,
     P: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Softmax of q [BH, D] over tokens [start, stop): maximum [BH], sum [BH], unscaled output [BH, D].
+    """Softmax of q [BH, D] over tokens [start, stop) from low on: maximum [BH], sum [BH], unscaled output [BH, D].
 
     Scores are in powers of two (scale includes log2 e).
     """
@@ -56,7 +57,8 @@ def _walk(
         token = base + tl.arange(0, W) * each  # each warp's tokens lie in one page
         page = tl.load(table_ptr + token // P, mask=token < stop, other=0).to(tl.int64)
         at = kv_ptr + (page * stride_page + (token % P) * D)[:, None, None] + inside[None, :, :]
-        live = (token[:, None] + lane[None, :]) < stop  # [W, each]
+        each_token = token[:, None] + lane[None, :]  # [W, each]
+        live = (each_token < stop) & (each_token >= low)
         k = tl.load(at, mask=live[:, :, None], other=0.0)  # [W, each, D]
         scores = tl.dot(q_all, tl.permute(k, (0, 2, 1)), input_precision="ieee") * scale  # [W, BH, each]
         scores = tl.where(live[:, None, :], scores, NONE)
@@ -73,8 +75,26 @@ def _walk(
 
 
 @triton.jit
+def _sinks(sinks_ptr, head, GROUP: tl.constexpr, BH: tl.constexpr, SINKS: tl.constexpr):
+    """The sink scores of the group's heads, in powers of two  # [BH], or a scalar below all others"""
+    sink = NONE
+    if SINKS:
+        line = tl.arange(0, BH)
+        sink = tl.load(sinks_ptr + head * GROUP + line, mask=line < GROUP, other=NONE).to(tl.float32) * LOG2_E
+    return sink
+
+
+@triton.jit
+def _scaled(peak, total, acc, sink):
+    """The output [BH, D] of a row's whole past, whose softmax the sink takes part in."""
+    top = tl.maximum(peak, sink)
+    fade = tl.exp2(peak - top)
+    return acc * fade[:, None] / (total * fade + tl.exp2(sink - top))[:, None]
+
+
+@triton.jit
 def _finish(
-    peak, total, acc, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, count, first, stride_out,
+    peak, total, acc, sink, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, count, first, stride_out,
     HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Write the output of a row's group of heads, or leave a part of it; the last part to arrive merges them all."""
@@ -83,7 +103,7 @@ def _finish(
     real = query < GROUP
     out = out_ptr + row * stride_out + (head * GROUP + query)[:, None] * D + dim[None, :]
     if count == 1:
-        tl.store(out, acc / total[:, None], mask=real[:, None])
+        tl.store(out, _scaled(peak, total, acc, sink), mask=real[:, None])
     else:
         inside = query[:, None] * D + dim[None, :]
         cell = item * HEADS + head
@@ -94,12 +114,12 @@ def _finish(
         arrival = arrivals_ptr + row * HEADS + head
         if tl.atomic_add(arrival, 1, sem="acq_rel") == count - 1:
             tl.store(arrival, 0)
-            _merge(out, parts_ptr, sums_ptr, head, count, first, HEADS, GROUP, BH, D)
+            _merge(out, sink, parts_ptr, sums_ptr, head, count, first, HEADS, GROUP, BH, D)
 
 
 @triton.jit
 def _merge(
-    out, parts_ptr, sums_ptr, head, count, first,
+    out, sink, parts_ptr, sums_ptr, head, count, first,
     HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Join the parts of a row's group of heads in the order of the items; the reads of four go out together."""
@@ -124,7 +144,7 @@ def _merge(
             acc = acc * fade[:, None] + part * its_fade[:, None]
             total = total * fade + its_total * its_fade
             top = peak
-    tl.store(out, acc / tl.where(query < GROUP, total, 1.0)[:, None], mask=(query < GROUP)[:, None])
+    tl.store(out, _scaled(top, tl.where(query < GROUP, total, 1.0), acc, sink), mask=(query < GROUP)[:, None])
 
 
 @triton.jit
@@ -199,24 +219,26 @@ def _lines(
     return tl.where(line > GROUP, value, turned)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["write"])  # one binary for both
 def decode_attention_kernel(
-    qkv_ptr, q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, kv_ptr, out_ptr,
+    qkv_ptr, q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, cos_ptr, sin_ptr, kv_ptr, out_ptr,
     positions_ptr, slots_ptr, table_ptr, items_ptr, first_ptr, count_ptr, parts_ptr, sums_ptr, arrivals_ptr,
     scale, eps, stride_split, stride_table, stride_page, stride_v,
     ITEMS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     BN: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr,
-    NORM: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    write=1,
 ):  # fmt: skip
-    """Attention of every row's new token; writes its key and value.  grid (ITEMS * HEADS,), or as many as are in use
+    """Attention of every row's new token; writes its key and value unless write is 0.
 
+    grid (ITEMS * HEADS,), or as many as are in use
     qkv: parts of the q/k/v product  # [SPLITS, rows, HEADS * (GROUP + 2) * D] fp32
     cos, sin: the model's rotary table in its dtype  # [context, D]; out [rows, HEADS * GROUP * D]
     kv: one layer of the cache  # [2, pages, HEADS, P, D]
     positions, slots: of each row's new token and of its page table  # [rows] int32; table [slots, stride_table] int32
+    WINDOW: tokens that a row sees, its new one included, or 0 for all; the items must begin accordingly
 
-    The lines (`_lines`) serve as the queries, two of them idle. What does not depend on the kernel before is read
-    ahead of the wait.
+    The lines (`_lines`) serve as the queries, two of them idle. What no kernel before has written is read at once.
     """
     item, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     row = tl.load(items_ptr + item)
@@ -238,11 +260,13 @@ def decode_attention_kernel(
         far_norm = _head_norms(q_norm_ptr, k_norm_ptr, far, GROUP, BH, NORM)
         near_bias = _biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, near, GROUP, BH, D, BIAS)
         far_bias = _biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, far, GROUP, BH, D, BIAS)
+        sink = _sinks(sinks_ptr, head, GROUP, BH, SINKS)
         begin(PDL)
         lines = _lines(qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
                        HEADS, GROUP, BH, D, SPLITS, NORM, out_ptr.dtype.element_ty)  # fmt: skip
-        _store_new(lines, stop > position, kv_ptr, page, position, offset, stride_page, stride_v, GROUP, BH, P, D)
-        peak, total, acc = _walk(lines, start, stop, kv_ptr, table, offset, stride_page, stride_v, scale,
-                                 P, BN, BH, D, W, STAGES)  # fmt: skip
-        _finish(peak, total, acc, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, count, first,
+        writes = (stop > position) & (write != 0)
+        _store_new(lines, writes, kv_ptr, page, position, offset, stride_page, stride_v, GROUP, BH, P, D)
+        peak, total, acc = _walk(lines, start, stop, position - WINDOW + 1 if WINDOW else 0, kv_ptr, table, offset,
+                                 stride_page, stride_v, scale, P, BN, BH, D, W, STAGES)  # fmt: skip
+        _finish(peak, total, acc, sink, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, count, first,
                 HEADS * GROUP * D, HEADS, GROUP, BH, D)  # fmt: skip

@@ -7,8 +7,9 @@ other two, which also adds the residual and norms the row for the next product. 
 product after it reads its first weights meanwhile (`modeling.overlap`). `gated_product_kernel` ends in silu(g) * u.
 
 Rounding points are those of Hugging Face's modules in the model dtype. Tiles of rows come first in the grid, so that
-those that share weights run together. Rows are not masked: activation buffers hold a multiple of BM rows. Left out:
-biases (those of q, k, v are added by the attention kernel), other activations than silu.
+those that share weights run together. Rows are not masked: activation buffers hold a multiple of BM rows. Biases of
+q, k, v are the attention kernel's to add, that of the output product `join_kernel`'s. Left out: biases of the MLP,
+other activations than silu.
 """
 
 from __future__ import annotations
@@ -61,15 +62,36 @@ def split_range(split, K, BK: tl.constexpr, SPLITS: tl.constexpr):
 
 
 @triton.jit
+def adapter_sum(
+    low_ptr, b_ptr, offsets, live, m0, first, stride_low, width, scale, BM: tl.constexpr, COLUMNS: tl.constexpr,
+    RP: tl.constexpr, LOW_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """LoRA's scale * B (A x), fp32  # [BN, BM]; `modeling.decode_adapters` leaves A x in low
+
+    offsets: of B's row for each output  # [BN] int64; live: which of COLUMNS of low, from `first`, belong to it and
+    exist  # [BN, COLUMNS]; low [LOW_SPLITS, rows, width] fp32
+    """
+    column = tl.arange(0, COLUMNS)
+    at = low_ptr + (m0 + tl.arange(0, BM))[:, None] * width + first + column[None, :]
+    low = tl.load(at)
+    for split in tl.static_range(1, LOW_SPLITS):
+        low += tl.load(at + split * stride_low)
+    b = tl.load(b_ptr + offsets[:, None] + (column % RP)[None, :], mask=live, other=0.0)
+    return tl.dot(b, tl.trans(low.to(b.dtype)), input_precision="ieee") * scale
+
+
+@triton.jit
 def split_product_kernel(
-    x_ptr, w_ptr, second_from_first, third_from_first, out_ptr, N, N_FIRST, N_SECOND, K, stride_split,
-    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, EVEN_K: tl.constexpr,
-    STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, w_ptr, second_from_first, third_from_first, out_ptr, low_ptr, b_ptr, b_second, b_third, N, N_FIRST,
+    N_SECOND, K, stride_split, stride_low, width, scale, R, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    SPLITS: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    RP: tl.constexpr, LOW_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Parts of x Wᵀ, W up to three matrices one on top of the other.  grid (rows / BM, ceil(N / BN), SPLITS)
 
     x [rows, K]; out [SPLITS, rows, N] fp32. The matrices have N_FIRST, N_SECOND and the rest of the N rows; the second
     and third start so many elements from the first. Where there are several, BN divides each one's rows.
+    LOW_SPLITS above 0: each matrix has an adapter (`adapter_sum`) of rank R <= RP; their B start likewise.
     """
     n0, m0, split = tl.program_id(1) * BN, tl.program_id(0) * BM, tl.program_id(2)
     first, stop = split_range(split, K, BK, SPLITS)
@@ -82,19 +104,28 @@ def split_product_kernel(
     early = early_weights(w_ptr, offsets, mask, first, AHEAD)
     begin(PDL)
     acc = accumulate(early, x_ptr, w_ptr, offsets, mask, m0, first, stop, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
+    if LOW_SPLITS > 0:  # noqa: SIM102  # decided when compiling; the second where it runs
+        if split == 0:
+            which = tl.where(in_third, 2, tl.where(in_second, 1, 0))
+            b_start = tl.where(in_third, b_third, tl.where(in_second, b_second, 0))
+            of_b = b_start + (local + tl.arange(0, BN)).to(tl.int64) * R
+            live = mask[:, None] & (tl.arange(0, RP) < R)[None, :]
+            acc += adapter_sum(low_ptr, b_ptr, of_b, live, m0, which * RP, stride_low, width, scale, BM, RP, RP,
+                               LOW_SPLITS)  # fmt: skip
     rows = m0 + tl.arange(0, BM)
     tl.store(out_ptr + split * stride_split + rows[None, :] * N + columns[:, None], acc, mask=mask[:, None])
 
 
 @triton.jit
 def gated_product_kernel(
-    x_ptr, gate_ptr, up_from_gate, out_ptr, N, K,
+    x_ptr, gate_ptr, up_from_gate, out_ptr, low_ptr, b_ptr, b_up_from_gate, N, K, stride_low, width, scale, R,
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr,
-    AHEAD: tl.constexpr, PDL: tl.constexpr,
+    AHEAD: tl.constexpr, PDL: tl.constexpr, RP: tl.constexpr, LOW_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """silu(x Gᵀ) * (x Uᵀ).  grid (rows / BM, ceil(N / (BN / 2))); out [rows, N] model dtype
 
     Weight rows alternate in a tile, gate and up of one output column, so that both end in one program.
+    Adapters: see `split_product_kernel`.
     """
     half: tl.constexpr = BN // 2
     n0, m0 = tl.program_id(1) * half, tl.program_id(0) * BM
@@ -105,6 +136,11 @@ def gated_product_kernel(
     early = early_weights(gate_ptr, offsets, mask, 0, AHEAD)
     begin(PDL)
     acc = accumulate(early, x_ptr, gate_ptr, offsets, mask, m0, 0, K, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
+    if LOW_SPLITS > 0:
+        of_b = pair.to(tl.int64) * R + (lane % 2).to(tl.int64) * b_up_from_gate
+        column = tl.arange(0, 2 * RP)
+        live = mask[:, None] & (column // RP == (lane % 2)[:, None]) & (column % RP < R)[None, :]
+        acc += adapter_sum(low_ptr, b_ptr, of_b, live, m0, 0, stride_low, width, scale, BM, 2 * RP, RP, LOW_SPLITS)
     gate, up = tl.split(tl.permute(tl.reshape(acc, (half, 2, BM)), (0, 2, 1)))  # each [half, BM]
     dtype = out_ptr.dtype.element_ty
     gate = gate.to(dtype).to(tl.float32)
@@ -115,20 +151,29 @@ def gated_product_kernel(
 
 
 @triton.jit
-def rms_norm(h, norm_ptr, columns, mask, N, eps):
-    """RMSNorm of one row in the model dtype, rounded where Hugging Face's modules round.  # h [BLOCK]"""
+def rms_norm(h, norm_ptr, columns, mask, N, eps, LATE: tl.constexpr = False):
+    """RMSNorm of one row in the model dtype, rounded where Hugging Face's modules round.  # h [BLOCK]
+
+    LATE: once, after the weight (GPT-OSS); else before it as well.
+    """
     h32 = h.to(tl.float32)
     scale = tl.rsqrt(tl.sum(h32 * h32, axis=0) / N + eps)
     norm = tl.load(norm_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-    return ((h32 * scale).to(h.dtype).to(tl.float32) * norm).to(h.dtype)
+    normed = h32 * scale
+    if not LATE:
+        normed = normed.to(h.dtype).to(tl.float32)
+    return (normed * norm).to(h.dtype)
 
 
 @triton.jit
 def join_kernel(
-    parts_ptr, h_ptr, norm_ptr, x_ptr, N, stride_split, eps,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
+    parts_ptr, h_ptr, norm_ptr, x_ptr, bias_ptr, N, stride_split, eps,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr, LATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """h += the sum of a product's parts, in order; x = rmsnorm(h).  grid (rows,); parts [SPLITS, rows, N] fp32"""
+    """h += the sum of a product's parts, in order, and its bias; x = rmsnorm(h).  grid (rows,)
+
+    parts [SPLITS, rows, N] fp32; bias [N] where BIAS; LATE: see `rms_norm`
+    """
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     mask = columns < N
@@ -138,6 +183,8 @@ def join_kernel(
     total = tl.load(parts_ptr + at, mask=mask, other=0.0)
     for split in tl.static_range(1, SPLITS):
         total += tl.load(parts_ptr + split * stride_split + at, mask=mask, other=0.0)
+    if BIAS:
+        total += tl.load(bias_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     h = (before.to(tl.float32) + total.to(before.dtype).to(tl.float32)).to(before.dtype)
     tl.store(h_ptr + at, h, mask=mask)
-    tl.store(x_ptr + at, rms_norm(h, norm_ptr, columns, mask, N, eps), mask=mask)
+    tl.store(x_ptr + at, rms_norm(h, norm_ptr, columns, mask, N, eps, LATE), mask=mask)

@@ -44,6 +44,17 @@ class AttentionTiles:
     prefetch: int  # tokens of an item asked for ahead of the wait
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertTiles:
+    """Tiles of one expert's products."""
+
+    bm: int  # rows that chose it
+    bn: int  # its output columns
+    bk: int
+    stages: int
+    warps: int
+
+
 # kind -> (bn, bk, splits, stages, warps, ahead), for few and for many weights.
 FEW_ROWS = {  # up to 32
     "qkv": ((64, 64, 4, 2, 4, 256), (64, 64, 3, 3, 4, 256)),
@@ -104,3 +115,24 @@ def attention_tiles(rows: int, kv_heads: int, qkv_weights: int, itemsize: int) -
     if 2 * PROCESSORS < pairs <= 4 * PROCESSORS:
         return AttentionTiles(bn=32, warps=2, stages=7, target=4 * PROCESSORS, prefetch=0)
     return AttentionTiles(bn=64, warps=4, stages=7, target=2 * PROCESSORS, prefetch=0)
+
+
+def expert_tiles(mean: float, itemsize: int) -> ExpertTiles:
+    """For `mean` rows an expert: bm holds the rows of all but the busiest ones, whose weights are read again."""
+    bm = next(bm for bm in (16, 32, 64) if 2.5 * mean <= bm or bm == 64)
+    if itemsize == 4:
+        return ExpertTiles(bm, bn=64, bk=32, stages=3, warps=4)
+    return ExpertTiles(bm, bn=128, bk=64, stages=4, warps=4)
+
+
+def padded_rank(rank: int) -> int:
+    """The rows of an adapter's tile: a power of two that the tensor cores take."""
+    return max(16, 1 << (rank - 1).bit_length())
+
+
+def low_tiles(rows: int, k: int, rank: int, itemsize: int) -> Tiles:
+    """Tiles of an adapter's first product [rows, k] x [rank, k]ᵀ: many short splits, since it is all latency."""
+    bk = 64 if itemsize == 2 else 32
+    steps = math.ceil(k / bk)
+    splits = math.ceil(steps / math.ceil(steps / 8))
+    return Tiles(padded_rank(rank), rows_tile(rows), bk, splits, stages=3, warps=4, ahead=bk)

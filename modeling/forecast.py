@@ -58,11 +58,13 @@ class Memory:
     kept_layers: int  # whose activations are not computed again in the backward pass
     layers: int
     optimizer_on_host: bool
+    kv_released: bool  # the cache and the update are never there together
 
     @property
     def device(self) -> int:
         states = 0 if self.optimizer_on_host else self.optimizer
-        return self.weights + self.gradients + states + self.kv_cache + self.update
+        phases = (self.kv_cache, self.update)
+        return self.weights + self.gradients + states + (max(phases) if self.kv_released else sum(phases))
 
     def __str__(self) -> str:
         return (
@@ -104,6 +106,7 @@ def forecast(
         kept_layers=kept,
         layers=shape.num_hidden_layers,
         optimizer_on_host=config.train.offload_optimizer,
+        kv_released=config.rollout.release_kv,
     )
 
 
@@ -145,10 +148,16 @@ def _activations(config: Config, shape: Any, tokens: int, kept: int) -> int:
 
 def _layer_bytes(shape: Any, size: int) -> int:
     """Bytes a token that one layer keeps: the residual and its norm twice, q and k before and after the rotation, v,
-    what attention gives, and the MLP's gate and up (and their product, where the kernels do not compute it again)."""
+    what attention gives, and the MLP's gate and up (and their product, where the kernels do not compute it again).
+
+    Of a mixture, for each expert of the token: its input and output twice, gate and up, and what comes of them.
+    """
     heads, groups = shape.num_attention_heads, shape.num_key_value_heads
     head_size = getattr(shape, "head_dim", None) or shape.hidden_size // heads
-    return size * (4 * shape.hidden_size + (3 * heads + 3 * groups) * head_size + 3 * shape.intermediate_size)
+    mlp = 3 * shape.intermediate_size
+    if getattr(shape, "num_local_experts", 0):
+        mlp = shape.num_experts_per_tok * (4 * shape.hidden_size + 9 * shape.intermediate_size)
+    return size * (4 * shape.hidden_size + (3 * heads + 3 * groups) * head_size + mlp)
 
 
 def _logits(shape: Any, tokens: int) -> int:

@@ -29,6 +29,8 @@ class TokenLogprobs:
     logprobs: Tensor  # [M] fp32, differentiable
     entropy: Tensor  # [M] fp32 nats, no gradient
     top1: Tensor | None = None  # [M] fp32, 1 where no token is likelier than the target
+    flips: Tensor | None = None  # [M] share of layers whose experts differ from those of sampling; None: dense
+    balance: Tensor | None = None  # [M] fp32, differentiable: `modeling.routing.token_balance`; None: not asked for
     divergences: Divergences | None = None  # from a teacher, where there is one
 
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modeling.attention import FlashTrainingRows
+from modeling.attention import PLAIN, Extras, FlashTrainingRows
 
 LONG = 1536  # tokens from which a row is worth launches of its own
 GRAIN = 16  # lengths in one octave; rounding costs 3 % on average
@@ -47,7 +47,11 @@ class LongTrainingRows(FlashTrainingRows):
         ends = torch.tensor([0, *tail]).cumsum(0)
         self.tail_ends = ends.to(device, torch.int32, non_blocking=True)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, extras: Extras = PLAIN
+    ) -> Tensor:
+        if extras.window is not None or extras.sinks is not None:
+            return super().attend(layer, query, key, value, scaling, extras)
         q, k, v = (x.transpose(0, 1) for x in (query, key, value))  # [N, heads, D]
         return _Attend.apply(q, k, v, self, scaling)
 

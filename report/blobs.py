@@ -2,7 +2,8 @@
 
 A step's bytes, little-endian: length of the header (uint32), the header (JSON, padded to 4 bytes), one vocabulary
 place a token (uint16, or uint32 beyond 65,536 distinct tokens), one log-probability a token (uint16, thousandths of a
-nat below 0; 0 where not sampled). Entropy a token is not recorded by a run, so it cannot be shown.
+nat below 0; 0 where not sampled), one entropy a token (uint16, thousandths of a nat; 65535 where none is known: not
+sampled, in a trajectory that was not trained, not finite, or of a run from before entropies were kept).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 GZIP_LEVEL = 6
+UNKNOWN = 65535
 
 
 def pack(raw: bytes) -> str:
@@ -47,14 +49,29 @@ def pack_step(table: pa.Table, vocabulary: pa.Array) -> str:
     surprise = pc.min_element_wise(pc.round(pc.multiply(_flat(table, "logprobs"), -1000.0)), 65535.0).cast(pa.uint16())
     header = _json({"wide": wide.bit_width // 8, "rows": [_row(row) for row in _light(table).to_pylist()]})
     header += b" " * (-len(header) % 4)
-    parts = [struct.pack("<I", len(header)), header, _bytes(places), _bytes(surprise)]
+    parts = [struct.pack("<I", len(header)), header, _bytes(places), _bytes(surprise), _bytes(_entropies(table))]
     return pack(b"".join(parts))
+
+
+def _entropies(table: pa.Table) -> pa.Array:
+    """Of every token, uint16."""
+    sampled = _flat(table, "sampled")
+    unknown = pa.array([UNKNOWN], pa.uint16()).take(pa.nulls(len(sampled), pa.int64()).fill_null(0))
+    if "entropies" not in table.column_names:
+        return unknown
+    recorded = pc.greater(pc.list_value_length(table.column("entropies")), 0).fill_null(False).combine_chunks()
+    row = pc.list_parent_indices(table.column("sampled")).combine_chunks()
+    nats = _flat(table, "entropies")
+    bounded = pc.max_element_wise(pc.min_element_wise(pc.multiply(nats, 1000.0), UNKNOWN - 1.0), 0.0)
+    values = pc.if_else(pc.is_finite(nats), pc.round(bounded), float(UNKNOWN)).cast(pa.uint16())
+    return pc.replace_with_mask(unknown, pc.and_(sampled, recorded.take(row)), values)
 
 
 def _light(table: pa.Table) -> pa.Table:
     """Without the long columns; the number of tokens instead."""
     lengths = pc.list_value_length(table.column("token_ids"))
-    return table.drop_columns(["token_ids", "sampled", "logprobs"]).append_column("length", lengths)
+    long = {"token_ids", "sampled", "logprobs", "entropies"}
+    return table.drop_columns(sorted(long & set(table.column_names))).append_column("length", lengths)
 
 
 def _row(row: dict[str, Any]) -> list[Any]:

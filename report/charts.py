@@ -67,7 +67,11 @@ BEHAVIOUR = Group("Behaviour", (
 TIME = Group("Where the time goes", (
     Chart("Seconds a step", tuple(Series(f"phase_{name}", name) for name in PHASES), "seconds", "stack"),
     Chart(
-        "Occupancy of the rollout", (Series("occupancy", "decode rows busy"), Series("waiting", "all wait for tools")),
+        "Occupancy of the rollout",
+        (
+            Series("occupancy", "decode rows busy"), Series("waiting", "all wait for tools"),
+            Series("rollout_tools_hidden", "tool time with other rows decoding"),
+        ),
         "share",
     ),
     Chart(

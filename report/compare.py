@@ -1,7 +1,9 @@
 """`main.py compare A B`: the same step of two runs side by side, as a table in the terminal and a page with curves.
 
 Steps are paired because two runs with equal data and seed see the same problems in the same step; the interval of the
-mean difference is then narrower than the runs' own spread. Steps of one run are not independent (each starts from the
+mean difference is then narrower than the runs' own spread. Every metric is paired over the same window of steps, and
+where one lacks it the pair is left out, not replaced by an older one; only evaluations, which few steps have, are
+paired over the last ones that both runs made. Steps of one run are not independent (each starts from the
 weights of the one before), so the interval says how much the last steps vary, not how another seed would fall.
 """
 
@@ -15,19 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from files import OUT, write_whole
 from report import charts
 from report.blobs import pack_json
-from report.html import render, write_page
+from report.html import render
 from report.runs import NORMAL_95, Column, Run, RunError, read_run
 
 # Name in the metrics row, its words, and which way is better (+1 up, -1 down, 0 neither).
 COMPARED = (
-    ("correct", "right", 1), ("reward", "mean reward", 1), ("eval_avg_at_k", "evaluation", 1),
+    ("correct", "correct", 1), ("reward", "mean reward", 1), ("eval_avg_at_k", "evaluation", 1),
     ("entropy", "entropy, nats", 0), ("length", "tokens a trajectory", 0), ("turns", "turns a trajectory", 0),
     ("tool_error_rate", "failed tool calls", -1), ("equal_groups", "groups that teach nothing", -1),
     ("grad_norm", "gradient norm", 0), ("mismatch_mean", "mismatch, nats", -1), ("seconds", "seconds a step", -1),
     ("rollout_tokens_per_second", "rollout, tokens/s", 1), ("update_tokens_per_second", "update, tokens/s", 1),
 )  # fmt: skip
+SPARSE = {"eval_avg_at_k"}  # measured in few steps by design
 FEWEST_STEPS = 4  # for an interval
 
 
@@ -41,12 +45,18 @@ class Pair:
     difference: float
     half: float | None
     steps: int
+    span: str  # first and last of the steps
     better: int  # +1: b is better beyond the interval, -1: worse, 0: neither
 
     def cells(self) -> list[str]:
         spread = "" if self.half is None else f"± {self.half:.3g}"
         mark = {1: "better", -1: "worse", 0: ""}[self.better]
-        return [self.name, f"{self.a:.4g}", f"{self.b:.4g}", f"{self.difference:+.3g}", spread, f"{self.steps}", mark]
+        return [self.name, f"{self.a:.4g}", f"{self.b:.4g}", f"{self.difference:+.3g}", spread, self.where, mark]
+
+    @property
+    def where(self) -> str:
+        """First and last of the paired steps, and how many they are."""
+        return f"{self.span} ({self.steps})"
 
 
 def compare(a: Path, b: Path, last: int, out: str | None) -> str:
@@ -54,7 +64,7 @@ def compare(a: Path, b: Path, last: int, out: str | None) -> str:
     runs = read_run(a), read_run(b)
     pairs = paired(*runs, last)
     path = Path(out) if out else b / "compare.html"
-    write_page(path, _page(*runs, pairs))
+    write_whole(path, _page(*runs, pairs), OUT)
     header = ["", "A", "B", "B - A", "95 %", "steps", ""]
     lines = _aligned([header, *(pair.cells() for pair in pairs)])
     changed = [f"{name}: {was} -> {now}" for name, was, now in settings_changed(*runs)]
@@ -73,13 +83,16 @@ def paired(a: Run, b: Run, last: int) -> list[Pair]:
         raise RunError(f"{a.path} and {b.path} have no step in common; compare runs that both start at step 1")
     found = []
     for name, words, direction in COMPARED:
-        steps = [step for step in common if _has(ours[step], name) and _has(theirs[step], name)][-last:]
+        window = [s for s in common if name in ours[s] and name in theirs[s]] if name in SPARSE else common
+        steps = [s for s in window[-last:] if _has(ours[s], name) and _has(theirs[s], name)]
         if steps:
-            found.append(_pair(words, [ours[s][name] for s in steps], [theirs[s][name] for s in steps], direction))
+            values = [(ours[s][name], theirs[s][name]) for s in steps]
+            found.append(_pair(words, values, f"{steps[0]}-{steps[-1]}", direction))
     return found
 
 
-def _pair(words: str, a: Sequence[float], b: Sequence[float], direction: int) -> Pair:
+def _pair(words: str, values: Sequence[tuple[float, float]], span: str, direction: int) -> Pair:
+    a, b = zip(*values, strict=True)
     count = len(a)
     gaps = [y - x for x, y in zip(a, b, strict=True)]
     mean = sum(gaps) / count
@@ -89,7 +102,7 @@ def _pair(words: str, a: Sequence[float], b: Sequence[float], direction: int) ->
         half = student_95(count - 1) * math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / (count - 1) / count)
         if abs(mean) > half:
             better = direction if mean > 0 else -direction
-    return Pair(words, sum(a) / count, sum(b) / count, mean, half, count, better)
+    return Pair(words, sum(a) / count, sum(b) / count, mean, half, count, span, better)
 
 
 def student_95(freedom: int) -> float:

@@ -11,6 +11,8 @@ import time
 from collections import deque
 from typing import Any, Protocol
 
+from files import say
+
 SHOWN = (
     "reward", "correct", "loss", "clip_fraction", "entropy", "grad_norm", "mismatch_mean", "length", "turns",
     "tool_error_rate", "eval_avg_at_k", "eval_avg_low", "eval_avg_high", "eval_cut", "eval_boxless",
@@ -48,7 +50,7 @@ class PlainConsole:
         self._steps = steps
 
     def step(self, row: dict[str, Any]) -> None:
-        print(console_line(row, self._steps), flush=True)
+        say(console_line(row, self._steps))
 
     def progress(self, done: int, total: int, tokens: int, tools: int) -> None:
         """Shown on a terminal alone: in a log file it would be noise."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,14 +32,6 @@ def render(template: str, scripts: Sequence[str], blobs: dict[str, str], **value
         policy=_policy(sources), style=Markup("\n".join(map(_text, styles))), blobs=list(blobs.items()),
         scripts=[Markup(source) for source in sources], **values,
     )  # fmt: skip
-
-
-def write_page(path: Path, text: str) -> None:
-    """Beside its place and renamed: a page is complete or absent."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def _text(path: Path) -> str:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from files import OUT, write_whole
 from report import charts, words
 from report.blobs import pack_json, pack_step, used_tokens
-from report.html import render, write_page
+from report.html import render
 from report.runs import Run, read_run, totals
+from report.settings import changes
 from report.trajectories import count_rows, read_table, stored_steps
 from report.vocabulary import token_bytes
 
@@ -27,7 +29,7 @@ def write_report(run_dir: Path, tokenizer: Any, out: str | None, limit: int) -> 
     run = read_run(run_dir)
     steps = spread_steps({step: count_rows(run_dir, step) for step in stored_steps(run_dir)}, limit)
     path = Path(out) if out else run_dir / "report.html"
-    write_page(path, report_html(run, steps, tokenizer))
+    write_whole(path, report_html(run, steps, tokenizer), OUT)
     return f"{path}: {path.stat().st_size / 1e6:.1f} MB, trajectories of {len(steps)} of {len(run.rows)} steps"
 
 
@@ -65,7 +67,7 @@ def report_html(run: Run, steps: Sequence[int], tokenizer: Any) -> str:
         "report.html.j2", ["tokens.js", "browser.js"], blobs | _step_blobs(run, steps, tokenizer),
         title=run.name, lead=words.lead(run.config), sections=[s for s in SECTIONS if not absent.get(s[0])],
         figures=words.figures(run), evaluations=evaluations, ledger=ledger(run), steps=steps,
-        kept=_kept(run, steps), settings=run.config.to_json(),
+        kept=_kept(run, steps), settings=run.config.to_json(), changes=changes(run.path),
     )  # fmt: skip
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from config import Config, UserError, load_config
+from files import whole_lines
+from report.settings import Stretch, stretches
 
 Column = list[float | None]
 PHASES = ("rollout", "reward", "save", "teacher", "update", "write", "eval", "other")
@@ -37,15 +39,16 @@ def read_run(path: Path) -> Run:
     metrics = path / "metrics.jsonl"
     if not metrics.exists():
         raise RunError(f"{path}: no metrics.jsonl; name the folder of a run that has taken a step")
-    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in whole_lines(metrics)]
     if not rows:
         raise RunError(f"{path}: metrics.jsonl is empty; the run has not finished a step yet")
     config = load_config(path / "config.json")
-    return Run(path, config, rows, _columns(rows, config))
+    return Run(path, config, rows, _columns(rows, stretches(path)))
 
 
-def _columns(rows: list[dict[str, Any]], config: Config) -> dict[str, Column]:
-    flat = [_flat(row) | _derived(row, config) for row in rows]
+def _columns(rows: list[dict[str, Any]], settings: list[Stretch]) -> dict[str, Column]:
+    of_step = [next(one.config for one in settings if row["step"] in one.steps) for row in rows]
+    flat = [_flat(row) | _derived(row, config["rollout"]) for row, config in zip(rows, of_step, strict=True)]
     counted = ("stops/", "reasons/", "tool_statuses/")
     names = sorted({name for row in flat for name in row})
     # A reason that does not occur in a step occurred 0 times; any other missing value is unknown.
@@ -62,13 +65,16 @@ def _flat(row: dict[str, Any]) -> dict[str, float]:
     return flat
 
 
-def _derived(row: dict[str, Any], config: Config) -> dict[str, float]:
-    """Figures that a page shows and no metrics line holds; shares lie between 0 and 1."""
+def _derived(row: dict[str, Any], rollout: dict[str, Any]) -> dict[str, float]:
+    """Figures that a page shows and no metrics line holds; shares lie between 0 and 1.
+
+    rollout: the section of the step's settings
+    """
     made: dict[str, float] = {}
     if "equal_groups" in row:
         made["teaching_groups"] = 1 - row["equal_groups"]
     if row.get("rollout_steps"):
-        made["occupancy"] = row["rollout_running_rows"] / row["rollout_steps"] / config.rollout.decode_rows
+        made["occupancy"] = row["rollout_running_rows"] / row["rollout_steps"] / rollout["decode_rows"]
     if row.get("rollout_seconds"):
         made["waiting"] = row["rollout_idle_seconds"] / row["rollout_seconds"]
     if "eval_avg_stderr" in row:

@@ -7,12 +7,15 @@ A resumed run goes on under the same name: a random id is kept in the run folder
 from __future__ import annotations
 
 import importlib.util
+import os
 import secrets
+import socket
 import time
 from pathlib import Path
 from typing import Any, Protocol
 
 from config import ConfigError
+from files import write_whole, writing
 from watch_config import LogConfig
 
 Numbers = dict[str, float]
@@ -64,25 +67,30 @@ def numbers(row: dict[str, Any]) -> Numbers:
 def _run_id(run_dir: Path) -> str:
     path = run_dir / "tracker_id"
     if not path.exists():
-        path.write_text(secrets.token_hex(4) + "\n")
+        write_whole(path, secrets.token_hex(4) + "\n")
     return path.read_text().strip()
 
 
 class TensorBoard:
-    """Event files, written by tensorboard's own writer: torch's would import all of tensorflow where that exists."""
+    """Event files in tensorboard's own record format: torch's writer would import all of tensorflow where that exists,
+    and tensorboard's writes in a thread of its own, whose errors on a full disk are printed and come late."""
 
     def __init__(self, folder: Path):
         from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary = event_pb2, summary_pb2
-        self._writer = EventFileWriter(str(folder))
+        self._path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        with writing(self._path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("ab", buffering=0)
+        self._records = RecordWriter(self._file)
+        self._add(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def log(self, row: dict[str, Any]) -> None:
         values = [self._summary.Summary.Value(tag=name, simple_value=v) for name, v in numbers(row).items()]
         summary = self._summary.Summary(value=values)
         self._add(self._event.Event(wall_time=time.time(), step=row["step"], summary=summary))
-        self._writer.flush()
 
     def rewind(self, step: int) -> None:
         """A start mark makes TensorBoard drop what an earlier session wrote from this step on."""
@@ -90,10 +98,11 @@ class TensorBoard:
         self._add(self._event.Event(wall_time=time.time(), step=step + 1, session_log=start))
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()
 
     def _add(self, event: Any) -> None:
-        self._writer.add_event(event)
+        with writing(self._path):
+            self._records.write(event.SerializeToString())
 
 
 class WeightsAndBiases:

@@ -8,17 +8,18 @@ through), since a model can write a string that is not valid Unicode and the run
 
 from __future__ import annotations
 
-import os
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from config import UserError
+from files import write_whole
 from rollout.records import RolloutRecord, Scored
 
 _CALL = pa.struct([
@@ -29,9 +30,12 @@ _TURN = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("ended", pa.bool
 SCHEMA = pa.schema([
     ("prompt_index", pa.int32()), ("sample_index", pa.int32()), ("policy_step", pa.int32()),
     ("token_ids", pa.list_(pa.int32())), ("sampled", pa.list_(pa.bool_())), ("logprobs", pa.list_(pa.float32())),
+    ("entropies", pa.list_(pa.float32())),  # of sampled tokens alone; empty where the trajectory was not trained
     ("turns", pa.list_(_TURN)), ("stop", pa.string()), ("answer", pa.string()),
     ("reward", pa.float64()), ("reason", pa.string()), ("advantage", pa.float64()),
 ])  # fmt: skip
+
+NONE: Mapping[tuple[int, ...], Sequence[float]] = MappingProxyType({})
 
 
 class TrajectoryError(UserError, LookupError):
@@ -53,11 +57,13 @@ def count_rows(run_dir: Path, step: int) -> int:
 
 
 def write_step(
-    run_dir: Path, step: int, records: Sequence[RolloutRecord], scored: Iterable[Scored], answers: Sequence[str]
-) -> None:
+    run_dir: Path, step: int, records: Sequence[RolloutRecord], scored: Iterable[Scored], answers: Sequence[str],
+    entropies: Mapping[tuple[int, ...], Sequence[float]] = NONE,
+) -> None:  # fmt: skip
     """Every record of the step, with null scores where the sandbox spoilt it.
 
     answers: the reference of each prompt of the step, by prompt_index
+    entropies: token ids of a trained trajectory without its last -> nats of each of its sampled tokens
     """
     scores = {(s.record.prompt_index, s.record.sample_index): s for s in scored}
     found = [scores.get((r.prompt_index, r.sample_index)) for r in records]
@@ -68,6 +74,7 @@ def write_step(
         _lists([r.token_ids for r in records], "i", pa.int32()),
         _lists([r.sampled for r in records], "b", pa.int8()).cast(pa.list_(pa.bool_())),
         _lists([r.logprobs for r in records], "f", pa.float32()),
+        _lists([entropies.get(r.token_ids[:-1], ()) for r in records], "f", pa.float32()),
         pa.array([[_turn(turn) for turn in r.turns] for r in records], pa.list_(_TURN)),
         pa.array([str(r.stop) for r in records], pa.string()),
         pa.array([answers[r.prompt_index].encode("utf-8", "backslashreplace") for r in records]).cast(pa.string()),
@@ -79,11 +86,11 @@ def write_step(
 
 
 def write_table(run_dir: Path, step: int, table: pa.Table) -> None:
-    """table: of `SCHEMA`. Written beside its place and renamed."""
+    """table: of `SCHEMA`."""
     path = step_path(run_dir, step)
-    partial = path.with_name(path.name + ".partial")
-    pq.write_table(table, partial, compression="zstd", compression_level=1)
-    os.replace(partial, path)
+    content = pa.BufferOutputStream()
+    pq.write_table(table, content, compression="zstd", compression_level=1)
+    write_whole(path, content.getvalue().to_pybytes())
 
 
 def _lists(rows: Sequence[Sequence[Any]], code: str, kind: pa.DataType) -> pa.ListArray:
@@ -120,9 +127,9 @@ def read_table(run_dir: Path, step: int, columns: list[str] | None = None) -> pa
 def read_step(run_dir: Path, step: int) -> list[dict[str, Any]]:
     """A step's rows as plain dictionaries, with the field names of `RolloutRecord` and `Scored`.
 
-    Raises TrajectoryError where the step is not kept.
+    Entropies are no field of theirs and stay behind. Raises TrajectoryError where the step is not kept.
     """
-    rows = read_table(run_dir, step).to_pylist()
+    rows = read_table(run_dir, step, [name for name in SCHEMA.names if name != "entropies"]).to_pylist()
     for call in calls_of(rows):
         call["code"] = call["code"].decode("utf-8", "surrogatepass")
         call["text"] = call["text"].decode("utf-8", "surrogatepass")

@@ -40,11 +40,11 @@ def lead(config: Config) -> str:
 
 def figures(run: Run) -> list[dict[str, str]]:
     """The row of key figures: label, value, note."""
-    right = present(run.columns.get("correct"))
-    end = sum(right[-LAST:]) / len(right[-LAST:])
+    correct = present(run.columns.get("correct"))
+    end = sum(correct[-LAST:]) / len(correct[-LAST:])
     seconds, sampled = (sum(present(run.columns.get(name))) for name in ("seconds", "sampled_tokens"))
     made = [
-        ("Right, last steps", share(end, 1), f"first step {share(right[0], 1)}"),
+        ("Correct, last steps", share(end, 1), f"first step {share(correct[0], 1)}"),
         ("Steps", f"{len(run.rows)}", f"of {run.config.train.steps}"),
         ("Training time", duration(seconds), f"{seconds / len(run.rows):.2g} s a step"),
         ("Tokens sampled", large(sampled), f"in {large(sum(present(run.columns['trajectories'])))} trajectories"),

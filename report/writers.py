@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from config import Config
+from files import append_line, whole_lines, write_whole, writing
 from report import trajectories
 from report.console import Console
 from report.trackers import Tracker, open_trackers
@@ -28,32 +28,32 @@ class RunWriter:
     ):
         self._run_dir, self._metrics = run_dir, run_dir / "metrics.jsonl"
         self._keep, self._console, self._trackers = keep_trajectories, console, trackers
-        (run_dir / "trajectories").mkdir(parents=True, exist_ok=True)
+        with writing(run_dir):
+            (run_dir / "trajectories").mkdir(parents=True, exist_ok=True)
         self._kept = {s: trajectories.count_rows(run_dir, s) for s in trajectories.stored_steps(run_dir)}
 
     def rewind(self, step: int) -> None:
         """Removes metrics and trajectories of every step after `step`, and a last line that a full disk cut short."""
         if self._metrics.exists():
-            whole = self._metrics.read_text().rpartition("\n")[0].splitlines()
-            kept = [line for line in whole if json.loads(line)["step"] <= step]
-            _write_whole(self._metrics, "".join(line + "\n" for line in kept))
+            kept = [line for line in whole_lines(self._metrics) if json.loads(line)["step"] <= step]
+            write_whole(self._metrics, "".join(line + "\n" for line in kept))
         for later in [s for s in self._kept if s > step]:
             self._remove(later)
         for tracker in self._trackers:
             tracker.rewind(step)
 
     def metrics(self, row: dict[str, Any]) -> None:
-        with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        append_line(self._metrics, json.dumps(row))
         self._console.step(row)
         for tracker in self._trackers:
             tracker.log(row)
 
     def trajectories(
-        self, step: int, records: Sequence[RolloutRecord], scored: Sequence[Scored], answers: Sequence[str]
-    ) -> None:
+        self, step: int, records: Sequence[RolloutRecord], scored: Sequence[Scored], answers: Sequence[str],
+        entropies: Mapping[tuple[int, ...], Sequence[float]] = trajectories.NONE,
+    ) -> None:  # fmt: skip
         """See `report.trajectories.write_step`; then drops the oldest steps beyond the bound."""
-        trajectories.write_step(self._run_dir, step, records, scored, answers)
+        trajectories.write_step(self._run_dir, step, records, scored, answers, entropies)
         self._kept[step] = len(records)
         while self._keep is not None and len(self._kept) > 1 and sum(self._kept.values()) > self._keep:
             self._remove(min(self._kept))
@@ -64,19 +64,15 @@ class RunWriter:
             tracker.close()
 
     def _remove(self, step: int) -> None:
-        trajectories.step_path(self._run_dir, step).unlink()
+        path = trajectories.step_path(self._run_dir, step)
+        with writing(path):
+            path.unlink()
         del self._kept[step]
 
 
 def open_writer(config: Config, run_dir: Path, console: Console) -> RunWriter:
-    """Makes the run folder with the resolved config, and opens what the config names."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    _write_whole(run_dir / "config.json", config.to_json())
+    """Makes the run folder, and opens what the config names."""
+    with writing(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
     trackers = open_trackers(config.log, run_dir, dataclasses.asdict(config))
     return RunWriter(run_dir, config.log.keep_trajectories, console, trackers)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)

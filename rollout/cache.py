@@ -7,7 +7,9 @@ belongs to nobody: padding of fixed-shape batches writes there. Who owns which p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,22 +18,64 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from config import ConfigError, RolloutConfig
-from modeling.attention import KEY_MULTIPLE, MIN_ROWS, Softmax, round_up
+from modeling.attention import KEY_MULTIPLE, MIN_ROWS, PLAIN, Extras, Softmax, round_up, visible
+from modeling.routing import UNKNOWN, Recorder
+from rollout.device_memory import ReleasableMemory
 
 
 class PagedCache:
     """One tensor for all layers, so that a layer's slice is a view at a fixed address."""
 
     def __init__(
-        self, config: PretrainedConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device | str
-    ):
+        self, config: PretrainedConfig, num_pages: int, page_size: int, dtype: torch.dtype,
+        device: torch.device | str, *, releasable: bool = False,
+    ):  # fmt: skip
+        """releasable: on CUDA, the memory is there only within `resident`, always at one address."""
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.page_size = page_size
         self.num_pages = num_pages
         # [L, 2, P, G, page_size, D]; zeros, since masked slots are read and 0 x NaN would be NaN
         shape = (config.num_hidden_layers, 2, num_pages, heads, page_size, width)
-        self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        self._memory: ReleasableMemory | None = None
+        if releasable:
+            self._memory = ReleasableMemory(math.prod(shape) * dtype.itemsize, torch.device(device))
+            self.kv = self._memory.tensor.view(dtype).view(shape)
+        else:
+            self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        # The experts of each token, beside its keys  # [L, P, page_size, k] uint8; None in a dense model
+        self.routes: Tensor | None = None
+        if getattr(config, "num_local_experts", 0):
+            routes = (config.num_hidden_layers, num_pages, page_size, config.num_experts_per_tok)
+            self.routes = torch.full(routes, UNKNOWN, dtype=torch.uint8, device=device)
+
+    @contextlib.contextmanager
+    def resident(self) -> Iterator[None]:
+        """Within it the cache may be used. Keys written in an earlier one are lost where the memory is releasable."""
+        if self._memory is None:
+            yield
+            return
+        self._memory.restore()
+        try:
+            yield
+        finally:
+            self._memory.release()
+
+    def recorder(self, pages: Tensor, offsets: Tensor) -> Recorder | None:
+        """For new tokens at these places  # [N] each"""
+        return None if self.routes is None else Recorder(self.routes, pages, offsets)
+
+    def routes_of(self, pages: Sequence[int], computed: int, length: int) -> bytes:
+        """The experts of a row's first `length` tokens  # [length, L, k] uint8; UNKNOWN from `computed` on."""
+        if self.routes is None:
+            return b""
+        layers, _, _, top_k = self.routes.shape
+        found = torch.full((length, layers, top_k), UNKNOWN, dtype=torch.uint8)
+        known = min(computed, length)
+        if known:
+            used = torch.tensor(pages[: -(-known // self.page_size)], device=self.routes.device)
+            found[:known] = self.routes[:, used].flatten(1, 2).transpose(0, 1)[:known].cpu()
+        return found.numpy().tobytes()
 
     @staticmethod
     def bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
@@ -70,20 +114,23 @@ class PagedRows:
         self.positions = positions.to(device)
         self._write_pages = table[row_of, positions // page_size].to(device)  # [N]
         self._write_offsets = (positions % page_size).to(device)  # [N]
+        self.routes = cache.recorder(self._write_pages, self._write_offsets)
         buckets = torch.tensor([_bucket(span.length) for span in spans])
         self._groups = []
         for bucket in buckets.unique():
             rows = (buckets == bucket).nonzero().flatten()
             self._groups.append(_Group(starts[rows], lengths[rows], offsets[rows], table[rows], page_size, device))
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, extras: Extras = PLAIN
+    ) -> Tensor:
         keys, values = self._cache.kv[layer]  # [P, G, page_size, D] each
         keys[self._write_pages, :, self._write_offsets] = key.transpose(0, 1)
         values[self._write_pages, :, self._write_offsets] = value.transpose(0, 1)
         heads, tokens, width = query.shape
         out = query.new_empty(tokens, heads, width)
         for group in self._groups:
-            group.attend(out, query, keys, values, scaling, self._softmax)
+            group.attend(out, query, keys, values, scaling, extras, self._softmax)
         return out
 
 
@@ -108,12 +155,14 @@ class _Group:
         steps = torch.minimum(steps[None], lengths[:, None] - 1)  # [B, Q]
         self._queries = (offsets[:, None] + steps).flatten().to(device)  # [B * Q] into the line
         self._real = None if bool(real.all()) else real.flatten().nonzero().flatten().to(device)
-        visible = torch.arange(num_pages * page_size) <= (starts[:, None] + steps)[:, :, None]
-        self._visible = visible.to(device)  # [B, Q, K]
+        self._positions = (starts[:, None] + steps).to(device)  # [B, Q]
+        self._columns = torch.arange(num_pages * page_size, device=device)  # [K]
+        self._visible: dict[int | None, Tensor] = {}  # by window  # [B, Q, K]
 
     def attend(
-        self, out: Tensor, query: Tensor, keys: Tensor, values: Tensor, scaling: float, softmax: Softmax
-    ) -> None:
+        self, out: Tensor, query: Tensor, keys: Tensor, values: Tensor, scaling: float, extras: Extras,
+        softmax: Softmax,
+    ) -> None:  # fmt: skip
         """Fills this group's tokens of out [N, H, D]; query [H, N, D], keys and values [P, G, page_size, D]."""
         shared = keys.shape[1]
         per_key = query.shape[0] // shared
@@ -121,11 +170,17 @@ class _Group:
         q = q.unflatten(1, (shared, per_key)).unflatten(0, (self._batch, self._longest))  # [B, Q, G, H / G, D]
         q = q.permute(0, 2, 3, 1, 4).flatten(2, 3)  # [B, G, H / G * Q, D]: a key head's queries side by side
         k, v = (self._gathered(x) for x in (keys, values))  # [B, G, K, D]
-        mask = self._visible.repeat(1, per_key, 1)[:, None]  # [B, 1, H / G * Q, K]
+        if extras.window not in self._visible:
+            self._visible[extras.window] = visible(self._positions, self._columns, extras.window)
+        mask = self._visible[extras.window].repeat(1, per_key, 1)[:, None]  # [B, 1, H / G * Q, K]
+        sinks = extras.sinks
+        if sinks is not None:
+            sinks = sinks.float().view(shared, per_key).repeat_interleave(self._longest, dim=1)  # [G, H / G * Q]
         spare = -q.shape[2] % MIN_ROWS  # a multiple, since the kernel cuts queries into blocks of 32
         if spare:
             q, mask = F.pad(q, (0, 0, 0, spare)), F.pad(mask, (0, 0, 0, spare), value=True)
-        result = softmax(q, k, v, mask, scaling)[:, :, : per_key * self._longest]
+            sinks = None if sinks is None else F.pad(sinks, (0, spare))
+        result = softmax(q, k, v, mask, scaling, sinks)[:, :, : per_key * self._longest]
         result = result.unflatten(2, (per_key, self._longest)).permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
         if self._real is None:
             out[self._queries] = result

@@ -10,7 +10,7 @@ strings in it are broken by a zero-width space, which leaves the visible text as
 suffix are checked); every id is looked up by token string.
 
 Left out: control strings in the prompt's own messages (they are the user's data), masks and log-probs (suffixes
-have neither), GPT-OSS's harmony format.
+have neither). GPT-OSS's harmony format is `rollout.chat_harmony`'s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -76,7 +75,7 @@ class Qwen3Chat:
         self._expected: dict[tuple[_Frame, int], list[int]] = {}
         self._read_control_tokens()
         self._history, self._header = self._probe_prompt()
-        self._tool_frame = self._probe_frame("tool", _RESULTS)
+        self._tool_frame = self._probe_frame(_RESULTS)
         self._end_of_turn = self._probe_end_of_turn()
         self.end_of_turn_id: int = self._controls[self._end_of_turn]
         # By name, not from the model's config: base checkpoints name other end tokens there than in the tokenizer.
@@ -104,6 +103,23 @@ class Qwen3Chat:
             text = self._opened_thinking + text
         return parse_calls(text, self._schemas)
 
+    def calls(self, turn_ids: Sequence[int]) -> Parsed:
+        """`parse` of a sampled turn."""
+        return self.parse(self.decode(turn_ids))
+
+    def answer(self, turn_ids: Sequence[int]) -> str:
+        """What `reward.grade` is given of a final turn: all of it, since the grader knows this markup."""
+        return self.decode(turn_ids)
+
+    def answer_ids(self, text: str) -> list[int]:
+        """A turn that says `text` outside thinking and nothing else  # [T]."""
+        close = THINK_CLOSE if self._opened_thinking else ""
+        return [*self._encode(close + text), self.end_of_turn_id]
+
+    def reply_ids(self, turn_ids: Sequence[int], results: Sequence[str]) -> list[int]:
+        """`suffix_ids` for a sampled turn: a cut one, and one that stopped at <|endoftext|>, lack their end token."""
+        return self.suffix_ids(results, ended=turn_ids[-1] == self.end_of_turn_id)
+
     def suffix_ids(self, results: Sequence[str], ended: bool) -> list[int]:
         """Ids to append after a turn: one result per parsed item, in order, through the next assistant header  # [O].
 
@@ -114,14 +130,6 @@ class Qwen3Chat:
         if not results:
             raise ValueError("results=[]: a suffix answers at least one call; end the trajectory instead")
         return self._append(self._tool_frame, results, ended)
-
-    def followup_ids(self, message: str, ended: bool) -> list[int]:
-        """Ids to append after a turn that a new user message follows, through the next assistant header  # [O]."""
-        return self._append(self._user_frame, [message], ended)
-
-    @cached_property
-    def _user_frame(self) -> _Frame:
-        return self._probe_frame("user", ("probe follow-up",))
 
     def _append(self, frame: _Frame, contents: Sequence[str], ended: bool) -> list[int]:
         text = frame.text([self._harmless(content) for content in contents])
@@ -187,27 +195,23 @@ class Qwen3Chat:
         )
         return history, opened[len(history) :]
 
-    def _probe_frame(self, role: str, contents: Sequence[str]) -> _Frame:
-        """The template's own text around messages of `role`. Several contents also show what stands between them."""
-        turn = _TURN["content"]
-        one = self._render([*_ASK, _TURN, {"role": role, "content": contents[0]}], open_turn=True)
-        _require(one.startswith(self._history), f"a later {role} message changes the prompt before it")
+    def _probe_frame(self, contents: Sequence[str]) -> _Frame:
+        """The template's own text around tool results and between them."""
+        turn, results = _TURN["content"], [{"role": "tool", "content": content} for content in contents]
+        one = self._render([*_ASK, _TURN, results[0]], open_turn=True)
+        _require(one.startswith(self._history), "a later tool message changes the prompt before it")
         header, found, rest = one[len(self._history) :].partition(turn)
-        _require(bool(found), f"a {role} message changes the assistant turn before it")
+        _require(bool(found), "a tool message changes the assistant turn before it")
         _require(
             _without_thinking(header) == _without_thinking(self._header),
             f"earlier assistant turns get the header {header!r}, new ones {self._header!r}",
         )
         before, found, after = rest.partition(contents[0])
-        _require(bool(found), f"the text of a {role} message is rewritten")
-        _require(after.endswith(self._header), f"no assistant header follows a {role} message")
-        between = ""
-        if len(contents) > 1:
-            several = self._render([*_ASK, _TURN, *({"role": role, "content": c} for c in contents)], open_turn=True)
-            between = several[len(one) - len(after) :].partition(contents[1])[0]
-        frame = _Frame(before, between, after)
-        if role == "tool":
-            self._probe_rounds(frame, header, contents)
+        _require(bool(found), "the text of a tool message is rewritten")
+        _require(after.endswith(self._header), "no assistant header follows a tool message")
+        several = self._render([*_ASK, _TURN, *results], open_turn=True)
+        frame = _Frame(before, several[len(one) - len(after) :].partition(contents[1])[0], after)
+        self._probe_rounds(frame, header, contents)
         return frame
 
     def _probe_rounds(self, frame: _Frame, header: str, contents: Sequence[str]) -> None:

@@ -39,11 +39,14 @@ class Decoder(Protocol):
     """Computes chunks, leaves their keys in the cache, and draws where a chunk samples.
 
     pipelined: `submit` may be called once more before the step before is read; a row that drew in that step then names
-    `LAST_DRAW` as its token. Steps are computed in the order of submission.
+    `LAST_DRAW` as its token. Steps are computed in the order of submission. step_rows: so many tokens of one step,
+    in chunks of any length, are computed at about the cost of one token a row; 0 where length makes no difference.
     An evaluation that truncates passes `SamplingConfig.truncation` too; main.py then takes a decoder that knows it.
     """
 
     pipelined: bool
+    step_rows: int
+    captures: int  # CUDA graphs captured so far
 
     def submit(self, chunks: Sequence[Chunk], temperature: float) -> Pending: ...
 
@@ -62,6 +65,8 @@ class EagerDecoder:
     """One forward over all chunks, long and short, as one packed line."""
 
     pipelined = False
+    step_rows = 0
+    captures = 0
 
     def __init__(self, model: PreTrainedModel, cache: PagedCache, attn_implementation: str):
         self._model, self._cache = model, cache

@@ -10,6 +10,7 @@ another row can decode. The engine has DeepSpeed's `RolloutEngine` surface (`gen
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -18,14 +19,18 @@ from typing import Any, Protocol
 
 from config import UserError
 from rollout.calls import OpenTurn, call_seed, tool_call
-from rollout.chat import Qwen3Chat
+from rollout.chats import Chat
 from rollout.decoder import LAST_DRAW, Decoder, Pending
 from rollout.episode import Episode, TurnEnd
 from rollout.noise import row_key
 from rollout.records import RolloutRecord, SamplingConfig, StopReason
 from rollout.scheduler import Chunk, Scheduler
 from rollout.scheduler import Sequence as Slot
+from rollout.stats import RolloutStats
 from rollout.toolcall import Call, CallError
+
+# Pages of a row, how many of its tokens were computed, and how many are asked for -> their experts.
+Routes = Callable[[Sequence[int], int, int], bytes]
 
 
 class PolicyError(UserError, RuntimeError):
@@ -51,21 +56,6 @@ class RolloutRequest:
     take: Callable[[], int]
 
 
-@dataclass(slots=True)
-class RolloutStats:
-    """Counts and seconds of one `generate`."""
-
-    seconds: float = 0.0
-    decode_tokens: int = 0
-    prefill_tokens: int = 0
-    steps: int = 0
-    running_rows: int = 0  # summed over steps; divide by steps for the mean
-    idle_seconds: float = 0.0  # no row could decode: every one was waiting for its tool
-    tool_seconds: float = 0.0  # wall time of all calls, from submission to result
-    preemptions: int = 0
-    reused_tokens: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class _Flight:
     """A submitted step: who drew in it, and which place of its line each draw will take."""
@@ -80,57 +70,74 @@ class RolloutEngine:
     run_type: type[RolloutRun]  # set below; a benchmark puts one here that follows a script instead of a policy
 
     def __init__(
-        self,
-        decoder: Decoder,
-        chat: Qwen3Chat,
-        tool: Tool | None,
-        *,
-        decode_rows: int,
-        page_size: int,
-        num_pages: int,
-        prefill_tokens: int,
-        forced_tokens: int = 0,
-        deterministic: bool = False,
-        progress: Callable[[int, int, int, int], None] | None = None,
-    ):
-        """progress: called each step with trajectories that this process has done, those of all processes, tokens
-        sampled, turns whose tool runs."""
+        self, decoder: Decoder, chat: Chat, tool: Tool | None, *, decode_rows: int, page_size: int,
+        num_pages: int, prefill_tokens: int, forced_tokens: int = 0, step_rows: int = 0, deterministic: bool = False,
+        resident: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        progress: Callable[[int, int, int, int], None] | None = None, routes: Routes | None = None,
+    ):  # fmt: skip
+        """resident: gives a context within which the cache has its memory. progress: called each step with
+        trajectories that this process has done, those of all processes, tokens sampled, turns whose tool runs.
+        routes: `PagedCache.routes_of` of a mixture of experts."""
         self._decoder, self._chat, self._tool = decoder, chat, tool
         self._limits = {
             "decode_rows": decode_rows, "page_size": page_size, "num_pages": num_pages,
-            "prefill_tokens": prefill_tokens, "forced_tokens": forced_tokens,
+            "prefill_tokens": prefill_tokens, "forced_tokens": forced_tokens, "step_rows": step_rows,
         }  # fmt: skip
-        self._deterministic, self._progress = deterministic, progress
+        self._deterministic, self._resident, self._progress = deterministic, resident, progress
+        self._routes = routes
         self.stats = RolloutStats()
 
     def generate(self, request: RolloutRequest, sampling: SamplingConfig) -> list[RolloutRecord]:
         """Samples `n_samples_per_prompt` trajectories of each prompt; ordered by (prompt, sample)."""
         started = time.perf_counter()
-        self.stats = RolloutStats()
+        self.stats = stats = RolloutStats()
         total = len(request.prompts) * sampling.n_samples_per_prompt
-        run = self.run_type(self._chat, self._tool, Scheduler(**self._limits), sampling, request, self.stats)
+        run = self.run_type(self._chat, self._tool, Scheduler(**self._limits), sampling, request, stats)
+        run.routes = self._routes
+        captures = self._decoder.captures
+        with self._resident():
+            stats.memory_seconds = time.perf_counter() - started
+            self._run(run, sampling, total)
+            ended = time.perf_counter()
+        if self._progress:
+            self._progress(total, total, stats.decode_tokens, 0)
+        stats.memory_seconds += time.perf_counter() - ended
+        stats.seconds = time.perf_counter() - started
+        stats.captures = self._decoder.captures - captures
+        stats.preemptions, stats.reused_tokens = run.scheduler.preemptions, run.scheduler.reused_tokens
+        return sorted(run.records, key=lambda r: (r.prompt_index, r.sample_index))
+
+    def _run(self, run: RolloutRun, sampling: SamplingConfig, total: int) -> None:
+        """Steps until every trajectory that this process has taken is done and none is left."""
         flying: _Flight | None = None  # a step that is computed and not read
+        stats, clock = self.stats, time.perf_counter
         while run.take_more() or run.scheduler.num_unfinished:
+            began = clock()
             run.deliver(wait_for_all=self._deterministic)
+            any_open = bool(run.open_turns)
             plan = run.scheduler.plan()
+            planned = clock()
+            landed = flying
+            flying = None
             if plan:
-                chunks = [chunk for _, chunk in plan]
-                pending = self._decoder.submit(chunks, sampling.temperature, **sampling.truncation)
-                flying, landed = run.expect(plan, pending), flying
-                if landed:
-                    run.advance(landed)
-            if flying and not (plan and self._decoder.pipelined and all(len(c.token_ids) == 1 for c in chunks)):
+                pending = self._decoder.submit([c for _, c in plan], sampling.temperature, **sampling.truncation)
+                flying = run.expect(plan, pending)
+                stats.eager_steps += not self._decoder.pipelined
+                stats.row_slots += self._limits["decode_rows"]
+            submitted = clock()
+            stats.submit_seconds += submitted - planned
+            if landed:
+                run.advance(landed)
+            if flying and not self._decoder.pipelined:
                 run.advance(flying)
                 flying = None
-            elif not plan:
+            stats.read_seconds += clock() - submitted
+            if not plan and not landed:
                 run.wait_for_a_tool()
+            if any_open:
+                stats.tools_open_seconds += clock() - began
             if self._progress:
-                self._progress(len(run.records), total, self.stats.decode_tokens, run.num_open_turns)
-        if self._progress:
-            self._progress(total, total, self.stats.decode_tokens, 0)
-        self.stats.seconds = time.perf_counter() - started
-        self.stats.preemptions, self.stats.reused_tokens = run.scheduler.preemptions, run.scheduler.reused_tokens
-        return sorted(run.records, key=lambda r: (r.prompt_index, r.sample_index))
+                self._progress(len(run.records), total, stats.decode_tokens, run.num_open_turns)
 
     def sync_weights(self, step: int) -> None:
         """Nothing to do: the sampled weights are the trained ones."""
@@ -144,7 +151,7 @@ class RolloutRun:
 
     def __init__(
         self,
-        chat: Qwen3Chat,
+        chat: Chat,
         tool: Tool | None,
         scheduler: Scheduler,
         sampling: SamplingConfig,
@@ -157,6 +164,7 @@ class RolloutRun:
         self._request, self._exhausted = request, False
         self._episodes: dict[int, Episode] = {}  # by order
         self.open_turns: list[OpenTurn] = []  # in order of submission
+        self.routes: Routes | None = None
 
     @property
     def num_open_turns(self) -> int:
@@ -196,7 +204,7 @@ class RolloutRun:
                 self._episodes[slot.order].expect(LAST_DRAW)
         self._stats.steps += 1
         self._stats.running_rows += len(plan)
-        self._stats.prefill_tokens += sum(len(c.token_ids) for _, c in plan if len(c.token_ids) > 1)
+        self._stats.prefill_tokens += sum(len(c.token_ids) for _, c in plan) - len(drawing)
         return _Flight(drawing, pending)
 
     def advance(self, flight: _Flight) -> None:
@@ -223,7 +231,7 @@ class RolloutRun:
                 self.end_turn(slot, episode, ended=end is TurnEnd.ENDED)
 
     def end_turn(self, slot: Slot, episode: Episode, ended: bool) -> None:
-        items = self._chat.parse(self._chat.decode(episode.turn_ids)).items if self._tool else ()
+        items = self._chat.calls(episode.turn_ids).items if self._tool else ()
         if not items:
             episode.close_turn(ended=ended)
             self.finish(slot, StopReason.ANSWERED if ended else StopReason.TURN_TOKENS)
@@ -261,8 +269,7 @@ class RolloutRun:
         if any(call.status == "infra" for call in calls):
             self.finish(turn.slot, StopReason.TOOL_INFRA)
             return
-        has_end = turn.episode.tokens[-1] == self._chat.end_of_turn_id  # a cut turn, or <|endoftext|>, lacks it
-        suffix = self._chat.suffix_ids([call.text for call in calls], ended=has_end)
+        suffix = self._chat.reply_ids(turn.episode.turn_ids, [call.text for call in calls])
         if turn.episode.has_room_for(suffix):
             turn.episode.append_suffix(suffix)
             self.scheduler.resume(turn.slot)
@@ -280,7 +287,9 @@ class RolloutRun:
         ]
 
     def finish(self, slot: Slot, stop: StopReason) -> None:
-        self.records.append(self._episodes.pop(slot.order).finish(stop))
+        episode = self._episodes.pop(slot.order)
+        routes = self.routes(slot.pages, slot.computed, len(episode.tokens) - 1) if self.routes else b""
+        self.records.append(episode.finish(stop, routes))
         self.scheduler.finish(slot)
 
 

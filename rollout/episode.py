@@ -93,7 +93,7 @@ class Episode:
         self._logprobs.extend([0.0] * len(suffix))
         self._turn_start = self.known = len(self.tokens)
 
-    def finish(self, stop: StopReason) -> RolloutRecord:
+    def finish(self, stop: StopReason, routes: bytes = b"") -> RolloutRecord:
         """Call after the last turn is closed."""
         sampled = [False] * len(self.tokens)
         for turn in self._turns:
@@ -107,4 +107,5 @@ class Episode:
             logprobs=tuple(self._logprobs),
             turns=tuple(self._turns),
             stop=stop,
+            routes=routes,
         )

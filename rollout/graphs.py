@@ -1,14 +1,16 @@
 """Decodes inside captured CUDA graphs: one replay per step, whatever the rows, their lengths and their pages.
 
-Chunks of one token (sampled or forced) take the graph; longer ones go first, through the decoder given for them. A
-graph is captured for each size of a ladder that ends at the largest batch, once per temperature; a smaller batch is
-padded with rows that own nothing but the scratch page. Per step the host writes one small pinned buffer, copies it,
-replays, and reads ids and log-probs back. Page tables and the last drawn token of each row stay on the device: the
-host sends a row's whole table when the row is new, and one page per step after that.
+A chunk's tokens take a row of the graph each, so that prompts and tool results are read in the steps in which others
+decode; what does not fit goes first, through the decoder given for it. A graph is captured for each size of two
+ladders, once per temperature: `ladder` up to the largest batch for steps of one token a sequence, `wide_ladder` for
+the others.
+A smaller step is padded with rows that own nothing but the scratch page. Per step the host writes one small pinned
+buffer, copies it, replays, and reads ids and log-probs back. Page tables and the last drawn token of each row stay on
+the device: the host sends a row's whole table when the row is new, and one page per token after that.
 
 Invariants: nothing is captured that allocates or depends on a value; parameters stay where they were captured, which
-is checked before every step with longer chunks (each rollout starts with one). `submit` may be called again before the
-draws of the step before are read, with `LAST_DRAW` as the token of rows that drew in it.
+is checked before every step that begins a prompt. `submit` may be called again before the draws of the step before are
+read, with `LAST_DRAW` as the token of rows that drew in it.
 Left out: models that `modeling.fused` refuses; they decode eagerly.
 """
 
@@ -23,14 +25,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from modeling.decode_stack import KEY0, KEY1, PAGE, POSITION, SLOT, TOKEN, DecodeStack
+from modeling.attention import round_up
+from modeling.decode_stack import FEED, KEY0, KEY1, PAGE, POSITION, SLOT, STEP_FIELDS, TOKEN, DecodeStack
 from modeling.fused import check_addresses, decode_weights
 from rollout.cache import PagedCache
 from rollout.decoder import Decoder, Draws
+from rollout.fallback import capturing
 from rollout.sampling_kernel import HeadSampler
 from rollout.scheduler import Chunk
 
 DEPTH = 2  # steps in flight: the host may prepare one while another runs
+LEAST_WIDE = 64  # rows of the smallest graph for longer chunks: a whole tile of the products, few kernels to compile
 
 
 def ladder(max_rows: int) -> list[int]:
@@ -39,10 +44,22 @@ def ladder(max_rows: int) -> list[int]:
     return [*sizes, max_rows]
 
 
+def rows_beside(max_rows: int) -> int:
+    """Rows to add for the further tokens of longer chunks: half a tile at least, and to whole tiles."""
+    return round_up(max_rows + LEAST_WIDE // 2, LEAST_WIDE) - max_rows
+
+
+def wide_ladder(max_rows: int, extra_rows: int) -> list[int]:
+    """Sizes with a graph for steps in which a sequence takes several rows."""
+    most = max_rows + extra_rows
+    return [size for size in ladder(most) if size >= min(LEAST_WIDE, most)] if extra_rows else []
+
+
 class Flight:
     """The draws of a step that may still be running (a `rollout.decoder.Pending`); `read` waits for them."""
 
     def __init__(self, before: Draws, order: list[tuple[bool, int]], host: Tensor, done: torch.cuda.Event | None):
+        """before: draws of chunks that took no graph; order: `_order`; host: the graph's, once `done` has happened."""
         self._before, self._order, self._host, self._done = before, order, host, done
 
     def read(self) -> Draws:
@@ -52,8 +69,8 @@ class Flight:
         self._done.synchronize()
         tokens, logprobs = self._host[0].tolist(), self._host[1].view(torch.float32).tolist()
         return Draws(
-            [tokens[i] if short else self._before.tokens[i] for short, i in self._order],
-            [logprobs[i] if short else self._before.logprobs[i] for short, i in self._order],
+            [tokens[i] if inside else self._before.tokens[i] for inside, i in self._order],
+            [logprobs[i] if inside else self._before.logprobs[i] for inside, i in self._order],
         )
 
 
@@ -64,11 +81,13 @@ class GraphDecoder:
 
     def __init__(
         self, model: PreTrainedModel, cache: PagedCache, longer: Decoder, *, max_rows: int, context_length: int,
-        temperature: float,
+        temperature: float, extra_rows: int = 0,
     ):  # fmt: skip
-        """longer: computes chunks of more than one token; temperature: the one to capture for now.
+        """longer: computes the chunks that do not fit; temperature: the one to capture for now; extra_rows: rows that
+        chunks of several tokens may take beyond max_rows, 0: they never take a graph.
 
-        Raises `modeling.fused.UnsupportedModel` for a model that the decode kernels do not restate.
+        Raises `modeling.fused.UnsupportedModel` for a model that the decode kernels do not restate; it and `submit`
+        raise `rollout.fallback.CaptureError` where the device refuses a graph.
         """
         self._model, self._cache, self._longer = model, cache, longer
         weights = decode_weights(model)
@@ -79,12 +98,16 @@ class GraphDecoder:
         last = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
         overlap = torch.cuda.get_device_capability(device) >= (9, 0)
         rotary = rotary_table(model, context_length, cache.kv.dtype)
-        self._stack = DecodeStack(weights, cache.kv, self._table, last, rotary, max_rows, overlap=overlap)
+        self._stack = DecodeStack(
+            weights, cache.kv, self._table, last, rotary, max_rows + extra_rows, overlap=overlap, routes=cache.routes
+        )
         self._head = HeadSampler(self._stack, max_rows)
-        self._sizes = ladder(max_rows)
-        self._graphs: dict[tuple[int, float], torch.cuda.CUDAGraph] = {}
+        self._max_rows, self.step_rows = max_rows, max_rows + extra_rows if extra_rows else 0
+        self._sizes, self._wide_sizes = ladder(max_rows), wide_ladder(max_rows, extra_rows)
+        self._graphs: dict[tuple[int, float, bool], torch.cuda.CUDAGraph] = {}
         self._known: list[tuple[tuple[int, int], int] | None] = [None] * max_rows  # (key, next position) by row
-        self._inputs = [_pinned(6, max_rows) for _ in range(DEPTH)]
+        self._inputs = [_pinned(STEP_FIELDS, max_rows + extra_rows) for _ in range(DEPTH)]
+        self._tables = [_pinned(max_rows, pages) for _ in range(DEPTH)]
         self._outputs = [_pinned(2, max_rows) for _ in range(DEPTH)]
         self._done = [torch.cuda.Event() for _ in range(DEPTH)]
         self._turn = 0
@@ -92,6 +115,8 @@ class GraphDecoder:
         self.captures = 0
         for size in self._sizes:
             self._graph(size, temperature)
+        for size in self._wide_sizes:
+            self._graph(size, temperature, wide=True)
 
     def run(self, chunks: Sequence[Chunk], temperature: float) -> Draws:
         return self.submit(chunks, temperature).read()
@@ -99,27 +124,35 @@ class GraphDecoder:
     @torch.no_grad()
     def submit(self, chunks: Sequence[Chunk], temperature: float) -> Flight:
         """Queues a step. Chunks of one token may name `LAST_DRAW` if their row drew in the step before."""
-        long = [chunk for chunk in chunks if len(chunk.token_ids) > 1]
-        before = Draws([], [])
-        if long:
+        if any(chunk.start == 0 for chunk in chunks):
             check_addresses(self._model, self._addresses)
-            for chunk in long:
-                self._known[chunk.row] = None
-            before = self._longer.submit(long, temperature).read()
-        if len(long) == len(chunks):
+        inside = fitting(chunks, self.step_rows)
+        outside = [chunk for chunk, fits in zip(chunks, inside, strict=True) if not fits]
+        before = self._run_longer(outside, temperature) if outside else Draws([], [])
+        if not any(inside):
             return Flight(before, [], self._outputs[0], None)
-        short = [chunk for chunk in chunks if len(chunk.token_ids) == 1]
         turn = self._turn
         self._turn = (turn + 1) % DEPTH
-        self._replay(short, temperature, turn)
-        return Flight(before, _order(chunks), self._outputs[turn], self._done[turn])
+        self._replay([chunk for chunk, fits in zip(chunks, inside, strict=True) if fits], temperature, turn)
+        return Flight(before, _order(chunks, inside), self._outputs[turn], self._done[turn])
+
+    def _run_longer(self, chunks: list[Chunk], temperature: float) -> Draws:
+        draws = self._longer.submit(chunks, temperature).read()
+        for chunk in chunks:
+            self._known[chunk.row] = None
+        slots = torch.tensor([chunk.row + 1 for chunk in chunks if chunk.sample], device=self._table.device)
+        tokens = torch.tensor(draws.tokens, dtype=torch.int32, device=self._table.device)
+        self._stack.last.index_copy_(0, slots, tokens)
+        return draws
 
     def _replay(self, chunks: list[Chunk], temperature: float, turn: int) -> None:
-        size = next(size for size in self._sizes if size >= len(chunks))
-        graph = self._graph(size, temperature)
-        self._send_new_tables(chunks)
+        rows = sum(len(chunk.token_ids) for chunk in chunks)
+        wide = rows > len(chunks)
+        size = next(size for size in (self._wide_sizes if wide else self._sizes) if size >= rows)
+        graph = self._graph(size, temperature, wide)
         inputs = self._inputs[turn]
         self._done[turn].synchronize()  # the step that last used these buffers has been copied
+        self._send_new_tables(chunks, self._tables[turn])
         _fill(inputs.numpy(), chunks, self._cache.page_size)
         self._stack.step.copy_(inputs, non_blocking=True)
         graph.replay()
@@ -127,40 +160,37 @@ class GraphDecoder:
         self._outputs[turn].copy_(self._head.draws, non_blocking=True)
         self._done[turn].record()
 
-    def _send_new_tables(self, chunks: list[Chunk]) -> None:
-        """Uploads the page tables of rows that are not the ones, one token later, that the device knows."""
-        new = []
+    def _send_new_tables(self, chunks: list[Chunk], staging: Tensor) -> None:
+        """Uploads the page tables of rows that do not go on where the device knows them to stand."""
         for chunk in chunks:
             if self._known[chunk.row] != (chunk.key, chunk.start):
-                new.append(chunk)
-            self._known[chunk.row] = (chunk.key, chunk.start + 1)
-        if new:
-            rows = np.zeros((len(new), self._table.shape[1]), dtype=np.int32)
-            for line, chunk in zip(rows, new, strict=True):
-                line[: len(chunk.pages)] = chunk.pages
-            slots = torch.tensor([chunk.row + 1 for chunk in new], device=self._table.device)
-            self._table.index_copy_(0, slots, torch.from_numpy(rows).to(self._table.device))
+                count = len(chunk.pages)
+                line = staging[chunk.row, :count]
+                line.numpy()[:] = chunk.pages
+                self._table[chunk.row + 1, :count].copy_(line, non_blocking=True)
+            self._known[chunk.row] = (chunk.key, chunk.start + len(chunk.token_ids))
 
-    def _graph(self, size: int, temperature: float) -> torch.cuda.CUDAGraph:
-        graph = self._graphs.get((size, temperature))
+    def _graph(self, size: int, temperature: float, wide: bool = False) -> torch.cuda.CUDAGraph:
+        graph = self._graphs.get((size, temperature, wide))
         if graph is None:
-            graph = self._graphs[size, temperature] = self._capture(size, temperature)
+            graph = self._graphs[size, temperature, wide] = self._capture(size, temperature, wide)
         return graph
 
-    def _capture(self, size: int, temperature: float) -> torch.cuda.CUDAGraph:
+    def _capture(self, size: int, temperature: float, wide: bool) -> torch.cuda.CUDAGraph:
         # Padding rows only: the first run compiles the kernels and touches nothing but the scratch page.
-        self._stack.step.zero_()
-        self._launch(size, temperature)
-        torch.cuda.synchronize(self._cache.kv.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a checkpoint may be copied meanwhile
-            self._launch(size, temperature)
+        with capturing():
+            self._stack.step.zero_()
+            self._launch(size, temperature, wide)
+            torch.cuda.synchronize(self._cache.kv.device)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a checkpoint may be copied meanwhile
+                self._launch(size, temperature, wide)
         self.captures += 1
         return graph
 
-    def _launch(self, size: int, temperature: float) -> None:
-        self._stack.launch(size)
-        self._head.launch(size, temperature)
+    def _launch(self, size: int, temperature: float, wide: bool = False) -> None:
+        self._stack.launch(size, together=wide)
+        self._head.launch(min(size, self._max_rows), temperature)  # rows that draw come first, at most so many
 
 
 def rotary_table(model: PreTrainedModel, context_length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -169,33 +199,58 @@ def rotary_table(model: PreTrainedModel, context_length: int, dtype: torch.dtype
     positions = torch.arange(context_length, device=device)[None]
     rotary: Any = model.base_model.rotary_emb
     cos, sin = rotary(torch.empty(0, dtype=dtype, device=device), positions)
-    return cos[0].contiguous(), sin[0].contiguous()
+    # GPT-OSS's gives one column for both halves of a head.
+    attention: Any = model.base_model.layers[0].self_attn  # type: ignore[index, union-attr]
+    halves = attention.head_dim // cos.shape[-1]
+    return cos[0].repeat(1, halves), sin[0].repeat(1, halves)
 
 
 def _pinned(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int32, pin_memory=True)
 
 
+def fitting(chunks: Sequence[Chunk], step_rows: int) -> list[bool]:
+    """Which chunks take the graph, a row for each token: those of one token, then the shortest while rows last."""
+    inside = [len(chunk.token_ids) == 1 for chunk in chunks]
+    rows = sum(inside)
+    for place in sorted((i for i, short in enumerate(inside) if not short), key=lambda i: len(chunks[i].token_ids)):
+        rows += len(chunks[place].token_ids)
+        if rows > step_rows:
+            break
+        inside[place] = True
+    return inside
+
+
 def _fill(view: np.ndarray, chunks: list[Chunk], page_size: int) -> None:
-    """One column per row; columns beyond the chunks are padding rows: token 0 at position 0 of the scratch page."""
+    """One column per row: first the last token of each chunk, which may draw, then the others; columns beyond them are
+    padding rows, token 0 at position 0 of the scratch page."""
     count = len(chunks)
     view[:, count:] = 0
     words = view.view(np.uint32)
-    view[TOKEN, :count] = [chunk.token_ids[0] for chunk in chunks]
-    view[POSITION, :count] = [chunk.start for chunk in chunks]
+    ends = [chunk.start + len(chunk.token_ids) - 1 for chunk in chunks]
+    view[TOKEN, :count] = [chunk.token_ids[-1] for chunk in chunks]
+    view[POSITION, :count] = ends
     words[KEY0, :count] = [chunk.key[0] for chunk in chunks]
     words[KEY1, :count] = [chunk.key[1] for chunk in chunks]
-    view[SLOT, :count] = [chunk.row + 1 for chunk in chunks]
-    view[PAGE, :count] = [chunk.pages[chunk.start // page_size] for chunk in chunks]
+    view[SLOT, :count] = view[FEED, :count] = [chunk.row + 1 for chunk in chunks]
+    view[PAGE, :count] = [chunk.pages[end // page_size] for chunk, end in zip(chunks, ends, strict=True)]
+    for chunk in chunks:
+        others = len(chunk.token_ids) - 1
+        if others:
+            places = np.arange(chunk.start, chunk.start + others)
+            columns = slice(count, count + others)
+            view[TOKEN, columns], view[POSITION, columns] = chunk.token_ids[:-1], places
+            view[SLOT, columns] = chunk.row + 1
+            view[PAGE, columns] = np.asarray(chunk.pages, dtype=np.int32)[places // page_size]
+            count += others
 
 
-def _order(chunks: Sequence[Chunk]) -> list[tuple[bool, int]]:
+def _order(chunks: Sequence[Chunk], inside: Sequence[bool]) -> list[tuple[bool, int]]:
     """For each chunk that samples: whether it took the graph, and its place among the rows or draws there."""
     order, row, drawn = [], 0, 0
-    for chunk in chunks:
-        short = len(chunk.token_ids) == 1
+    for chunk, fits in zip(chunks, inside, strict=True):
         if chunk.sample:
-            order.append((short, row if short else drawn))
-            drawn += not short
-        row += short
+            order.append((fits, row if fits else drawn))
+            drawn += not fits
+        row += fits
     return order

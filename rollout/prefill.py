@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from modeling.attention import NO_MASK
+from modeling.attention import NO_MASK, PLAIN, Extras
 from modeling.logprob import head_logits
+from modeling.sinks import PackedSinkAttention, window_sizes
 from rollout.cache import PagedCache
 from rollout.decoder import Done, Draws
 from rollout.sampling_kernel import sample
@@ -38,10 +39,13 @@ class FlashRows:
         self.positions = positions.to(device)
         self._all = slots.to(device)
         self._new = slots[new].to(device)
+        self.routes = cache.recorder(self._new // size, self._new % size)
         self._queries = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(device, torch.int32)
         self._keys = torch.nn.functional.pad(ends.cumsum(0), (1, 0)).to(device, torch.int32)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, extras: Extras = PLAIN
+    ) -> Tensor:
         """query [H, N, D], key and value [G, N, D] -> [N, H, D]"""
         kv, size = self._cache.kv[layer], self._cache.page_size
         k, v = key.transpose(0, 1), value.transpose(0, 1)
@@ -51,9 +55,14 @@ class FlashRows:
         if not self._fresh:
             page, offset = self._all // size, self._all % size
             k, v = kv[0][page, :, offset], kv[1][page, :, offset]  # [all keys, G, D]
+        q, longest = query.transpose(0, 1), (self._longest, self._deepest)
+        if extras.sinks is not None:
+            return PackedSinkAttention.apply(
+                q, k, v, self._queries, self._keys, longest, scaling, extras.window, extras.sinks.float()
+            )
         return torch.ops.aten._flash_attention_forward(
-            query.transpose(0, 1), k, v, self._queries, self._keys, self._longest, self._deepest, 0.0, True, False,
-            scale=scaling,
+            q, k, v, self._queries, self._keys, *longest, 0.0, True, False, scale=scaling,
+            **window_sizes(extras.window),
         )[0]  # fmt: skip
 
 
@@ -75,6 +84,8 @@ class FlashDecoder:
     """A `rollout.decoder.Decoder` that runs any chunks eagerly with `FlashRows`."""
 
     pipelined = False
+    step_rows = 0
+    captures = 0
 
     def __init__(self, model: PreTrainedModel, cache: PagedCache):
         self._model, self._cache = model, cache

@@ -90,6 +90,9 @@ class RolloutRecord:
     logprobs: tuple[float, ...]  # [T] natural log at the sampling temperature, fp32; 0.0 where not sampled
     turns: tuple[Turn, ...]
     stop: StopReason
+    # Of a mixture of experts, those each token but the last took while sampling  # [T - 1, layers, k] uint8, 255 where
+    # that is not known; empty otherwise
+    routes: bytes = b""
 
     def __post_init__(self) -> None:
         problem = self._inconsistency()
@@ -104,6 +107,10 @@ class RolloutRecord:
             )
         if not self.turns or not any(self.sampled):
             return "no sampled token; a trajectory has at least one turn"
+        if len(self.routes) % (length - 1):
+            return (
+                f"{len(self.routes)} bytes of routes; equally many for each of the {length - 1} first tokens are due"
+            )
         if self.turns[0].start < 1:
             return "no prompt token before the first turn"
         spans, end = [False] * length, 0

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from modeling.decode_products import accumulate, early_weights
-from modeling.decode_stack import KEY0, POSITION, SLOT, DecodeStack
+from modeling.decode_stack import FEED, KEY0, POSITION, DecodeStack
 from modeling.overlap import begin
 from rollout.noise import GOLDEN, ODD
 
@@ -212,7 +212,7 @@ class HeadSampler:
             launch_pdl=stack.overlap,
         )  # fmt: skip
         choose_kernel[(rows,)](
-            parts, self.draws, step[SLOT], stack.last, blocks, parts.stride(0), parts.stride(1), self.draws.stride(0),
+            parts, self.draws, step[FEED], stack.last, blocks, parts.stride(0), parts.stride(1), self.draws.stride(0),
             BLOCKS=triton.next_power_of_2(blocks), FEED=True, PDL=stack.overlap, num_warps=4,
             launch_pdl=stack.overlap,
         )  # fmt: skip

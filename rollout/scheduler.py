@@ -3,7 +3,9 @@
 A sequence waits, runs (it has a decode row and gets one chunk a step), is parked while its tool runs (its pages stay,
 its row goes to another) and finishes. Older sequences come first everywhere, and an older one may take the pages of a
 younger one, which then computes its tokens again later: so the oldest always moves on and nobody starves.
-The full pages of a group's prompt are computed once, by the first sibling, and shared by reference count.
+The full pages of a group's prompt are computed once, by the first sibling, and shared by reference count. A shared
+page is never written, so none needs a copy: what a prompt has beyond its full pages, at most one page of tokens, each
+sibling computes in pages of its own.
 """
 
 from __future__ import annotations
@@ -43,15 +45,18 @@ class Sequence:
 
 class Scheduler:
     def __init__(
-        self, *, decode_rows: int, page_size: int, num_pages: int, prefill_tokens: int, forced_tokens: int = 0
-    ):
+        self, *, decode_rows: int, page_size: int, num_pages: int, prefill_tokens: int, forced_tokens: int = 0,
+        step_rows: int = 0,
+    ):  # fmt: skip
         """num_pages counts the scratch page (`PageAllocator`).
 
-        prefill_tokens: most tokens of longer chunks in one step. forced_tokens: so few new tokens are fed one a step
-        beside the rows that sample, which costs this row some steps and no other row anything; 0: never.
+        forced_tokens: a sequence with so few new tokens is fed beside the rows that sample, so many tokens a step as
+        step_rows has room for after one for every running sequence, but at least one; 0: never.
+        prefill_tokens: most tokens of longer chunks in one step.
         """
         self._allocator = PageAllocator(num_pages)
-        self._page_size, self._prefill_tokens, self._forced_tokens = page_size, prefill_tokens, forced_tokens
+        self._page_size, self._prefill_tokens = page_size, prefill_tokens
+        self._forced_tokens, self._step_rows = forced_tokens, step_rows
         self._rows = list(range(decode_rows - 1, -1, -1))
         self._waiting: list[Sequence] = []  # by order
         self._running: list[Sequence] = []  # by order
@@ -83,8 +88,7 @@ class Scheduler:
 
     def park(self, sequence: Sequence) -> None:
         """Gives the decode row away; the pages stay."""
-        self._running.remove(sequence)
-        self._free_row(sequence)
+        self._leave(sequence)
         self._parked.append(sequence)
 
     def resume(self, sequence: Sequence) -> None:
@@ -92,21 +96,21 @@ class Scheduler:
         bisect.insort(self._waiting, sequence, key=_order)
 
     def finish(self, sequence: Sequence) -> None:
-        (self._running if sequence.row is not None else self._parked).remove(sequence)
-        self._free_row(sequence)
+        self._leave(sequence)
         self._release(sequence)
 
     def plan(self) -> list[tuple[Sequence, Chunk]]:
         """The chunks of this step, at most one a sequence. The caller computes all of them before the next plan."""
         self._admit()
         planned = []
-        budget = self._prefill_tokens
+        budget, spare = self._prefill_tokens, max(self._step_rows - len(self._running), 0)
         for sequence in list(self._running):
             if sequence.row is None:  # an older one has just taken its pages
                 continue
             length = len(sequence.tokens) - sequence.computed
             if length <= self._forced_tokens:
-                length = min(length, 1)
+                length = min(length, 1 + spare)
+                spare -= max(length - 1, 0)
             elif length > 1:
                 length = min(length, budget)
                 budget -= length
@@ -212,6 +216,13 @@ class Scheduler:
         self._release(sequence)
         if sequence.row is not None:
             self._wait(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Out of the list it is in. A draw read one step late may end a sequence that has just been preempted."""
+        for others in (self._running, self._parked, self._waiting):
+            if sequence in others:
+                others.remove(sequence)
+        self._free_row(sequence)
 
     def _wait(self, sequence: Sequence) -> None:
         self._running.remove(sequence)

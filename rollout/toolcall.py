@@ -1,10 +1,9 @@
 """Tool calls in the text of one assistant turn, in the Qwen3 (Hermes) markup: `<tool_call>` JSON `</tool_call>`.
 
-Invariants: whatever the text, `parse_calls` returns, and soon (no text is scanned twice, but for the line count in a
-JSON error, by which thousands of broken calls take quadratic time); calls and errors keep their order, so that each
-gets its own answer in that order; nothing inside thinking is a call; what cannot be read with certainty is an error
-that the model is shown, never a guess that runs. Tags are read where they structure the text, not inside a JSON
-string: code may print `</think>` or `</tool_call>`.
+Invariants: whatever the text, `parse_calls` returns, in time that grows with its length (nothing is scanned once a
+call); calls and errors keep their order, so that each gets its own answer in that order; nothing inside thinking is a
+call; what cannot be read with certainty is an error that the model is shown, never a guess that runs. Tags are read
+where they structure the text, not inside a JSON string: code may print `</think>` or `</tool_call>`.
 
 Left out: other dialects (their markup inside the tags is an error) and a limit on the number of calls, which
 `rollout.max_new_tokens` bounds. Standard library only.
@@ -14,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -73,16 +73,23 @@ class ToolSchemas:
     """What a call is checked against: each tool's name, required fields and the JSON type of each field.
 
     tools: function schemas in the OpenAI form, as the chat template takes them.
+    named: whether a call's JSON holds the tool's name (Hermes) or its arguments alone (harmony), for the hint
     """
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]]):
+    def __init__(self, tools: Sequence[Mapping[str, Any]], named: bool = True):
         self._parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
         self.names = tuple(self._parameters)
         self.hint = "; this turn may call no tool"
         if self.names:
             required = self._parameters[self.names[0]].get("required", ())
-            example = {"name": self.names[0], "arguments": dict.fromkeys(required, "...")}
+            arguments = dict.fromkeys(required, "...")
+            example = {"name": self.names[0], "arguments": arguments} if named else arguments
             self.hint = f"; write {json.dumps(example)}"
+
+    def only_field(self, name: str) -> str | None:
+        """The one string that a known tool takes, or None where it takes more or something else."""
+        fields = self._parameters[name].get("properties", {})
+        return next((f for f, field in fields.items() if len(fields) == 1 and field.get("type") == "string"), None)
 
     def bad_argument(self, name: str, arguments: dict[str, Any]) -> str | None:
         """What is wrong with the arguments of a known tool, or None."""
@@ -130,6 +137,16 @@ _TAG = re.compile(f"{CALL_OPEN}|{THINK_OPEN}|{THINK_CLOSE}")
 _BLANKS = re.compile(r"\s*")
 
 
+class _Lineless(str):
+    """A text whose JSON errors do not count the lines before them, which every broken call would do from the start."""
+
+    def count(self, *_: Any) -> int:
+        return 0
+
+    def rfind(self, *_: Any) -> int:
+        return -1
+
+
 def parse_calls(text: str, schemas: ToolSchemas) -> Parsed:
     """The calls of one turn, with those that cannot be read as errors in their place.
 
@@ -137,7 +154,8 @@ def parse_calls(text: str, schemas: ToolSchemas) -> Parsed:
     beginning without an end makes the rest thinking.
     """
     items: list[Call | CallError] = []
-    last_close = text.rfind(CALL_CLOSE)
+    text = _Lineless(text)
+    closes = [match.start() for match in re.finditer(CALL_CLOSE, text)]
     position = 0
     while tag := _TAG.search(text, position):
         position = tag.end()
@@ -149,20 +167,24 @@ def parse_calls(text: str, schemas: ToolSchemas) -> Parsed:
         elif tag[0] == THINK_CLOSE:
             items.clear()
         else:
-            item, position = _read_block(text, position, last_close, schemas)
+            item, position = _read_block(text, position, closes, schemas)
             if item is not None:
                 items.append(item)
     return Parsed(tuple(items))
 
 
-def _read_block(text: str, start: int, last_close: int, schemas: ToolSchemas) -> tuple[Call | CallError | None, int]:
+def _read_block(
+    text: str, start: int, closes: Sequence[int], schemas: ToolSchemas
+) -> tuple[Call | CallError | None, int]:
     """Reads the call whose begin tag ends at `start`, and returns it with the index where the text goes on.
 
+    closes: where end tags begin
     None in place of the item: the begin tag was only mentioned, in thinking that ends at that index.
     """
-    value, end, problem = _decode(text, start)
+    value, end, problem = decode_json(text, start)
     search_from = end if isinstance(value, dict) else start  # only an object may hold an end tag, in its strings
-    close = text.find(CALL_CLOSE, search_from) if search_from <= last_close else -1
+    following = bisect_left(closes, search_from)
+    close = closes[following] if following < len(closes) else -1
     if close < 0 or end != close:
         stop = close if close >= 0 else len(text)
         mark = _end_of_thinking(text, start, search_from, stop)
@@ -175,8 +197,8 @@ def _read_block(text: str, start: int, last_close: int, schemas: ToolSchemas) ->
     return _check(value, schemas), close + len(CALL_CLOSE)
 
 
-def _decode(text: str, start: int) -> tuple[Any, int, str | None]:
-    """One JSON value and the index after it and its blanks; or None, -1 and the problem."""
+def decode_json(text: str, start: int) -> tuple[Any, int, str | None]:
+    """One JSON value and the index after it and its blanks; or None, -1 and the problem. Raw line breaks may stand."""
     begin = _skip_blanks(text, start)
     try:
         value, end = _JSON.raw_decode(text, begin)
@@ -222,11 +244,18 @@ def _check(value: Any, schemas: ToolSchemas) -> Call | CallError:
         return CallError(CallErrorCode.MISSING_ARGUMENTS, f'"arguments" is missing{schemas.hint}')
     arguments = value["arguments"]
     if isinstance(arguments, str):
-        arguments, end, _ = _decode(arguments, 0)  # some models send the object as a string: read it, but only once
+        arguments, end, _ = decode_json(
+            arguments, 0
+        )  # some models send the object as a string: read it, but only once
         if end != len(value["arguments"]):
             arguments = None
     if not isinstance(arguments, dict):
         return CallError(CallErrorCode.BAD_ARGUMENTS, f'"arguments" must be a JSON object{schemas.hint}')
+    return check_arguments(name, arguments, schemas)
+
+
+def check_arguments(name: str, arguments: dict[str, Any], schemas: ToolSchemas) -> Call | CallError:
+    """The call of a known tool, or what is wrong with its arguments."""
     problem = schemas.bad_argument(name, arguments)
     if problem is not None:
         return CallError(CallErrorCode.BAD_ARGUMENTS, problem + schemas.hint)

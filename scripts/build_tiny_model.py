@@ -1,6 +1,6 @@
 """Builds models/tiny_qwen3: tokenizer, problems, and a Qwen3 of 0.33 million weights with sloppy habits.
 
-    python scripts/build_tiny_model.py [--out DIR] [--seed N]
+    python -m scripts.build_tiny_model [--out DIR] [--seed N]
 
 Two stages of supervised training on one thread (a minute and a half): first right digits only, with and without the
 box, until the model copies numbers without slips; then the sloppy mix of `tiny_task`, so that most sampled answers and
@@ -23,9 +23,10 @@ from pathlib import Path
 from random import Random
 
 import torch
-from tiny_task import Problem, Step, draw_kind, draw_problem, draw_problems, trace
-from tiny_tokenizer import CONTROLS, MAX_LENGTH, TOOL_SCHEMA, build_tokenizer
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from scripts.tiny_task import Problem, Step, draw_kind, draw_problem, draw_problems, trace
+from scripts.tiny_tokenizer import CONTROLS, MAX_LENGTH, TOOL_SCHEMA, build_tokenizer
 
 HOME = Path(__file__).resolve().parents[1] / "models" / "tiny_qwen3"
 TRAINING_PROBLEMS, HELDOUT_PROBLEMS = 2048, 128
@@ -83,7 +84,7 @@ def collate(lines: list[Line]) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, targets
 
 
-def train(model: Qwen3ForCausalLM, draw: Callable[[], Line], steps: int, rate: float, name: str) -> None:
+def train(model: PreTrainedModel, draw: Callable[[], Line], steps: int, rate: float, name: str) -> None:
     """Supervised training on drawn episodes; the rate rises over 20 steps and falls linearly to a twentieth."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
     start = time.monotonic()

@@ -3,17 +3,28 @@
 A problem is "What is 69*58+23?" (one call) or "Let x be 69*58. What is x+23?" (two). Inputs have two digits and each
 value has four, all different, so that a tiny model can learn to copy a number: the distance is constant, and "which
 digit followed this one?" has one answer. A trace is the list of assistant turns with the tool result that follows
-each. A sloppy trace fails at one choice (a box left out, a call left out ...), which a policy gradient can mend; none
-teaches random digits. Standard library only.
+each, in a model family's markup (`Dialect`). A sloppy trace fails at one choice (a box left out, a call left out ...),
+which a policy gradient can mend; none teaches random digits. Standard library only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-CALL_BEGIN = '<tool_call>\n{"name": "python", "arguments": {"code": "'
-CALL_END = '"}}\n</tool_call>'
+
+@dataclass(frozen=True)
+class Dialect:
+    """What a family writes around a program and an answer; the turn's end token is not part of it."""
+
+    call_begin: str
+    call_end: str
+    answer_begin: str = ""
+    aside_begin: str = ""  # around what is said where no user sees it
+
+
+QWEN = Dialect('<tool_call>\n{"name": "python", "arguments": {"code": "', '"}}\n</tool_call>')
 
 # Share of each kind of trace in the shipped model's habits. "no_box" is the likeliest, so greedy answers fail too.
 SLOPPY_MIX = {
@@ -72,36 +83,37 @@ def draw_problems(rng: Random, count: int) -> list[Problem]:
     return list(seen)
 
 
-def _call(expression: str, value: int) -> Step:
-    return Step(f"{CALL_BEGIN}print({expression}){CALL_END}", str(value))
+def draw_kind(rng: Random, mix: Mapping[str, float] = SLOPPY_MIX) -> str:
+    return rng.choices(list(mix), weights=list(mix.values()))[0]
 
 
-def _boxed(value: int) -> Step:
-    return Step(f"The answer is \\boxed{{{value}}}.", None)
-
-
-def draw_kind(rng: Random) -> str:
-    return rng.choices(list(SLOPPY_MIX), weights=list(SLOPPY_MIX.values()))[0]
-
-
-def trace(problem: Problem, kind: str) -> list[Step]:
+def trace(problem: Problem, kind: str, dialect: Dialect = QWEN) -> list[Step]:
     """The turns of one trace of the given kind; "good" is right, every other kind ends in a wrong answer."""
+
+    def call(expression: str, value: int) -> Step:
+        return Step(f"{dialect.call_begin}print({expression}){dialect.call_end}", str(value))
+
+    def boxed(value: int) -> Step:
+        return Step(f"{dialect.answer_begin}The answer is \\boxed{{{value}}}.", None)
+
     a, b, c = problem.a, problem.b, problem.c
     product, answer = a * b, problem.answer
     if kind == "no_tool":
-        return [_boxed(100 * a + b)]  # never the answer: c would have to be b + a * (100 - b), above 99
+        return [boxed(100 * a + b)]  # never the answer: c would have to be b + a * (100 - b), above 99
     if problem.calls == 1:
-        calls = [_call(f"{a}*{b}+{c}", answer)]
+        calls = [call(f"{a}*{b}+{c}", answer)]
         if kind in ("wrong_expression", "forgotten_call"):  # one call: the addition is what can be forgotten
-            return [_call(f"{a}*{b}", product), _boxed(product)]
+            return [call(f"{a}*{b}", product), boxed(product)]
     else:
-        calls = [_call(f"{a}*{b}", product), _call(f"{product}+{c}", answer)]
+        calls = [call(f"{a}*{b}", product), call(f"{product}+{c}", answer)]
         if kind == "forgotten_call":
-            return [calls[0], _boxed(product)]
+            return [calls[0], boxed(product)]
         if kind == "wrong_expression":
-            return [calls[0], _call(f"{product}", product), _boxed(product)]
+            return [calls[0], call(f"{product}", product), boxed(product)]
     if kind == "no_box":
-        return [*calls, Step(f"The answer is {answer}.", None)]
+        return [*calls, Step(f"{dialect.answer_begin}The answer is {answer}.", None)]
+    if kind == "wrong_channel":
+        return [*calls, Step(f"{dialect.aside_begin}The answer is \\boxed{{{answer}}}.", None)]
     if kind == "short_copy":
-        return [*calls, _boxed(answer // 10)]
-    return [*calls, _boxed(answer)]
+        return [*calls, boxed(answer // 10)]
+    return [*calls, boxed(answer)]

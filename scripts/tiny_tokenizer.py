@@ -9,6 +9,7 @@ of the system turn are cut from the rendered template, hence follow it and the t
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -81,13 +82,13 @@ def _words() -> list[str]:
     return [word for line in ERROR_LINES for word, _ in split.pre_tokenize_str(line)]
 
 
-def build_tokenizer(template: str) -> PreTrainedTokenizerFast:
-    known = phrases(template)
+def build_backend(controls: Sequence[AddedToken], known: Sequence[str]) -> Tokenizer:
+    """controls: ids 0, 1, ...; known: phrases of one token each, longest first"""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = [*CONTROLS, *alphabet, *map(_byte_level, known), *map(_byte_level, _words())]
+    names = [control.content for control in controls]
+    tokens = [*names, *alphabet, *map(_byte_level, known), *map(_byte_level, _words())]
     vocab = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
-    backend.normalizer = normalizers.NFC()
     split = "|".join([*map(re.escape, known), QWEN_SPLIT])
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -96,7 +97,14 @@ def build_tokenizer(template: str) -> PreTrainedTokenizerFast:
         ]
     )
     backend.decoder = decoders.ByteLevel()
-    backend.add_tokens([AddedToken(t, special=i < NUM_SPECIAL, normalized=False) for i, t in enumerate(CONTROLS)])
+    backend.add_tokens(list(controls))
+    return backend
+
+
+def build_tokenizer(template: str) -> PreTrainedTokenizerFast:
+    controls = [AddedToken(t, special=i < NUM_SPECIAL, normalized=False) for i, t in enumerate(CONTROLS)]
+    backend = build_backend(controls, phrases(template))
+    backend.normalizer = normalizers.NFC()
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>",
         extra_special_tokens=["<|im_start|>"], chat_template=template, clean_up_tokenization_spaces=False,

@@ -17,13 +17,16 @@ os.environ.pop("TRITON_INTERPRET", None)  # read when a kernel is defined
 
 import torch
 import triton
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, GptOssConfig, Qwen2Config, Qwen3Config
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+import lora
+from config import LoraConfig
 from modeling.attention import IMPLEMENTATION, NO_MASK, TrainingRows, sdpa_softmax
 
 ROOT = Path(__file__).resolve().parent.parent
+MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24}
 compiled: set[str] = set()
 
 
@@ -55,7 +58,7 @@ def compile_only() -> None:
 def small_model(config_type: type) -> Any:
     config = config_type(
         vocab_size=256, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=64,
+        num_key_value_heads=2, head_dim=64, **(MIXTURE if config_type is GptOssConfig else {}),
     )  # fmt: skip
     return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=IMPLEMENTATION)
 
@@ -65,13 +68,18 @@ def decode_and_sample() -> None:
     from modeling.fused import decode_weights
     from rollout.sampling_kernel import HeadSampler, sample
 
-    for config_type, rows in ((Qwen3Config, 4), (Qwen2Config, 64)):
-        weights = decode_weights(small_model(config_type))
+    for config_type, rows, rank in ((Qwen3Config, 4, 0), (Qwen2Config, 64, 16), (GptOssConfig, 16, 8)):
+        model = small_model(config_type)
+        if rank:
+            lora.add_adapters(model, LoraConfig(rank=rank), seed=0)
+        weights = decode_weights(model)
         kv = torch.zeros(2, 2, 8, 2, 16, 64, dtype=torch.bfloat16)
         table, last = torch.zeros(rows + 1, 4, dtype=torch.int32), torch.zeros(rows + 1, dtype=torch.int32)
         rotary = (torch.zeros(64, 64, dtype=torch.bfloat16),) * 2
-        stack = DecodeStack(weights, kv, table, last, rotary, rows, overlap=True)
+        routes = torch.zeros(2, 8, 16, 2, dtype=torch.uint8)
+        stack = DecodeStack(weights, kv, table, last, rotary, rows, overlap=True, routes=routes)
         stack.launch(rows)
+        stack.launch(rows, together=True)
         HeadSampler(stack, rows).launch(rows, 0.7)
     words = torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
     sample(torch.zeros(4, 5000, dtype=torch.bfloat16), *words, 1.0)

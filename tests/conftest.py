@@ -10,10 +10,11 @@ import torch
 if not torch.cuda.is_available():  # before anything imports triton: its kernels then run in the interpreter
     os.environ["TRITON_INTERPRET"] = "1"
 
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
 from modeling.attention import IMPLEMENTATION
+from modeling.experts import IMPLEMENTATION as EXPERTS
 
 transformers_logging.disable_progress_bar()
 torch.set_num_threads(1)
@@ -27,6 +28,15 @@ FAMILIES = {
     "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),
     "qwen2": lambda: Qwen2Config(**SHAPE, tie_word_embeddings=False),
     "llama": lambda: LlamaConfig(**SHAPE, tie_word_embeddings=False),
+    # every other layer sees the last 8 tokens alone
+    "gpt_oss": lambda: GptOssConfig(
+        **SHAPE,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=8,
+        rope_parameters={"rope_type": "default", "rope_theta": 150000.0},
+    ),
 }
 
 
@@ -35,8 +45,9 @@ def make_model(family: str = "qwen3", dtype: torch.dtype = torch.float32, implem
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model = AutoModelForCausalLM.from_config(
-            FAMILIES[family](), dtype=torch.float32, attn_implementation=implementation
-        )
+            FAMILIES[family](), dtype=torch.float32, attn_implementation=implementation,
+            experts_implementation=EXPERTS if implementation == IMPLEMENTATION else "eager",
+        )  # fmt: skip
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, std=0.15)

@@ -27,14 +27,16 @@ def metrics_row(step: int, **values) -> dict:
 
 
 def write_run(folder: Path, rows: Sequence[dict], groups: dict[int, list[RolloutRecord]] | None = None) -> Path:
-    """groups: step -> its records; the first sample of each is right, the others wrong."""
+    """groups: step -> its records; the first sample of each is right and has entropies, the others neither."""
     (folder / "trajectories").mkdir(parents=True)
     config = load_config(ROOT / "configs/tiny_cpu.json", [f"model.path={TINY}"])
     (folder / "config.json").write_text(config.to_json())
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for step, records in (groups or {}).items():
         marks = [1.0 if r.sample_index == 0 else -0.5 for r in records]
-        trajectories.write_step(folder, step, records, scored(records, marks), ["7"] * 100)
+        first = [r for r in records if r.sample_index == 0]
+        nats = {r.token_ids[:-1]: [0.3 * (i % 10) for i in range(r.num_sampled)] for r in first}
+        trajectories.write_step(folder, step, records, scored(records, marks), ["7"] * 100, nats)
     return folder
 
 

@@ -10,6 +10,7 @@ import torch
 
 from badsteps import BadSteps, NotFiniteError
 from config import UserError
+from files import WriteError
 from measures import gap_figures
 from tests.test_policy import micro_batches, step
 from update import OneUpdate, UpdateStats
@@ -33,6 +34,13 @@ def test_the_batches_of_a_bad_update_can_be_read_again(tmp_path):
     assert len(entry["micro_batches"]) == len(parts[1])
     assert torch.equal(entry["micro_batches"][0]["input_ids"], parts[1][0].input_ids)
     assert entry["micro_batches"][0]["lengths"] == parts[1][0].lengths
+
+
+def test_a_full_disk_is_named(tmp_path):
+    (tmp_path / "bad_steps").mkdir()
+    (tmp_path / "bad_steps/step_7_rank_1.pt.partial").symlink_to("/dev/full")
+    with pytest.raises(WriteError, match=r"step_7_rank_1.pt: cannot be written \(No space left"):
+        BadSteps(tmp_path, rank=1, limit=2).watch(7, [micro_batches(step(), 30)], stats(BAD_LOSS))
 
 
 def test_a_good_step_writes_nothing(tmp_path):

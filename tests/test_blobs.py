@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import gzip
 import json
+import math
 import struct
 
 import pytest
@@ -44,6 +45,26 @@ def test_a_step_gives_back_its_arrays(table):
     assert first == [0, 0, 5, "answered", "7", 1.0, "correct", 0.5,
                      [[2, 3, 1, [["1\ud800", "error", "</script>", 0.5]]], [4, 5, 1, []]]]  # fmt: skip
     assert second[5:8] == [None, None, None]
+
+
+def test_entropies_stand_at_the_sampled_tokens_of_what_was_trained(tmp_path):
+    (tmp_path / "trajectories").mkdir()
+    trained, other = record("PPAOA", sample=0), record("PAAA", sample=1, first_id=12)
+    known = {trained.token_ids[:-1]: [0.25, 70.0], (1, 2): [9.0]}
+    write_step(tmp_path, 1, [other, trained], scored([trained], [0.5]), ["7"], known)
+    table = read_table(tmp_path, 1)
+    assert table.column("entropies").to_pylist() == [[], [0.25, 70.0]]
+    none = 65535
+    assert entropies_of(table) == (none,) * 4 + (none, none, 250, none, 65534)
+    assert entropies_of(table.drop_columns(["entropies"])) == (none,) * 9  # a run from before they were kept
+    write_step(tmp_path, 1, [other], [], ["7"], {other.token_ids[:-1]: [math.nan, 0.0, math.inf]})
+    assert entropies_of(read_table(tmp_path, 1)) == (none, none, 0, none)
+
+
+def entropies_of(table) -> tuple[int, ...]:
+    raw = unpack(pack_step(table, used_tokens([table])))
+    count = sum(map(len, table.column("token_ids").to_pylist()))
+    return struct.unpack_from(f"<{count}H", raw, len(raw) - 2 * count)
 
 
 def test_many_distinct_tokens_take_wider_places(tmp_path):

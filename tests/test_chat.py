@@ -104,13 +104,6 @@ def test_handed_vector_has_these_prompt_and_suffix_ids(real_tokenizer, vector):
     assert [c.arguments for c in called] == [{"code": "print(12*13)"}] * vector["ended_with_im_end"]
 
 
-def test_handed_follow_ups_have_these_ids(real_tokenizer):
-    real_tokenizer.chat_template = HYBRID
-    chat = Qwen3Chat(real_tokenizer, HANDED["meta"]["tools"])
-    for case in HANDED["user_followup"]:
-        assert chat.followup_ids(case["user_message"], ended=case["ended_with_im_end"]) == case["suffix_ids"]
-
-
 def test_handed_injection_adds_no_control_token_and_stays_readable(real_tokenizer):
     real_tokenizer.chat_template = HYBRID
     chat = Qwen3Chat(real_tokenizer, HANDED["meta"]["tools"])
@@ -297,7 +290,6 @@ def test_tool_text_opens_no_turn_and_closes_none(text, normalized):
     for ended in (True, False):
         ids = chat.suffix_ids([text, "2"], ended=ended)
         assert controls(tokenizer, ids) == controls(tokenizer, chat.suffix_ids(["1", "2"], ended=ended))
-    assert controls(tokenizer, chat.followup_ids(text, ended=True)) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
 
 
 def test_tool_text_without_control_strings_comes_back_unchanged(chat, tokenizer):

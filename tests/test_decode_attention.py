@@ -19,31 +19,38 @@ SHORTEST = 2 * BN  # tokens of a piece, at least
 ROW_PAGES = 32
 
 
-def plan(positions: list[int], kv_heads: int, target: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def plan(
+    positions: list[int], kv_heads: int, target: int, window: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Items [3, ITEMS], first and count [rows] for rows whose new tokens stand at `positions`."""
     rows = len(positions)
     step = torch.zeros(6, rows, dtype=torch.int32)
     step[1] = torch.tensor(positions)
     step[4] = torch.arange(rows)
     step = step.to(DEVICE)
-    items = torch.zeros(3, ITEMS, dtype=torch.int32, device=DEVICE)
-    first, count, last = (torch.zeros(rows, dtype=torch.int32, device=DEVICE) for _ in range(3))
+    items = torch.zeros(2, 3, ITEMS, dtype=torch.int32, device=DEVICE)
+    first, count = torch.zeros(2, 2, rows, dtype=torch.int32, device=DEVICE)
+    last = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
     table = torch.zeros(rows, max(positions) // PAGE + 1, dtype=torch.int32, device=DEVICE)
     embedding = torch.zeros(1, 16, device=DEVICE)
     h, normed = torch.zeros(rows, 16, device=DEVICE), torch.zeros(rows, 16, device=DEVICE)
-    open_step_kernel[(rows + 1,)](
+    open_step_kernel[(rows + 1 + (window > 0),)](
         step, last, table, embedding, embedding, h, normed, items, first, count, rows, kv_heads, target,
-        step.stride(0), table.stride(0), 16, 1e-6, BLOCK_K=16, P=PAGE, ROWS=triton.next_power_of_2(rows), ITEMS=ITEMS,
-        BN=BN,
+        step.stride(0), table.stride(0), rows, 16, 1e-6, BLOCK_K=16, P=PAGE, ROWS=triton.next_power_of_2(rows),
+        ITEMS=ITEMS, BN=BN, WINDOW=window, LATE=False,
     )  # fmt: skip
-    return items, first, count
+    kind = int(window > 0)
+    return items[kind], first[kind], count[kind]
 
 
-def attend(positions: list[int], kv_heads: int, group: int, target: int, splits: int = 1):
+def attend(
+    positions: list[int], kv_heads: int, group: int, target: int, splits: int = 1, window: int = 0, sinks: bool = False
+):
     """(kernel's output, expected output, cache after, cache before with the new keys and values put in)."""
     torch.manual_seed(0)
     rows = len(positions)
-    items, first, count = plan(positions, kv_heads, target)
+    items, first, count = plan(positions, kv_heads, target, window)
+    sink = torch.randn(kv_heads, group) * 2 if sinks else torch.full((kv_heads, group), -math.inf)
     pages = [(1 + ROW_PAGES * r + torch.arange(ROW_PAGES)).flip(0) for r in range(rows)]
     kv = torch.randn(2, ROW_PAGES * rows + 1, kv_heads, PAGE, D)
     table = torch.zeros(rows + 1, ROW_PAGES, dtype=torch.int32)
@@ -57,8 +64,10 @@ def attend(positions: list[int], kv_heads: int, group: int, target: int, splits:
     for row, position in enumerate(positions):
         page = pages[row][position // PAGE]
         after[0, page, :, position % PAGE], after[1, page, :, position % PAGE] = k[row], v[row]
-        keys, values = (x[pages[row]].transpose(0, 1).flatten(1, 2)[:, : position + 1] for x in after)
-        expected[row] = ((q[row] @ keys.mT) / math.sqrt(D)).softmax(-1) @ values
+        low = max(0, position + 1 - window) if window else 0
+        keys, values = (x[pages[row]].transpose(0, 1).flatten(1, 2)[:, low : position + 1] for x in after)
+        scores = torch.cat([(q[row] @ keys.mT) / math.sqrt(D), sink[..., None]], dim=-1)
+        expected[row] = scores.softmax(-1)[..., :-1] @ values
     kv, table, qkv = kv.to(DEVICE), table.to(DEVICE), qkv.to(DEVICE)
     out = torch.full((rows, kv_heads * group * D), float("nan"), device=DEVICE)
     parts = torch.full((ITEMS * kv_heads * group * D,), float("nan"), device=DEVICE)
@@ -67,11 +76,12 @@ def attend(positions: list[int], kv_heads: int, group: int, target: int, splits:
     ones, zeros = torch.ones(512, D, device=DEVICE), torch.zeros(512, D, device=DEVICE)
     slots = torch.arange(1, rows + 1, dtype=torch.int32, device=DEVICE)
     decode_attention_kernel[(int(count.sum()) * kv_heads,)](
-        qkv, ones, ones, ones, ones, ones, ones, zeros, kv, out,
+        qkv, ones, ones, ones, ones, ones, sink.to(DEVICE), ones, zeros, kv, out,
         torch.tensor(positions, dtype=torch.int32, device=DEVICE), slots, table, items, first, count, parts, sums,
         arrivals, math.log2(math.e) / math.sqrt(D), 1e-6, qkv.stride(0), table.stride(0), kv.stride(1), kv.stride(0),
         ITEMS=ITEMS, HEADS=kv_heads, GROUP=group, BH=triton.next_power_of_2(group + 2), D=D, P=PAGE, BN=BN, W=WARPS,
-        STAGES=3, SPLITS=splits, BIAS=False, NORM=False, PREFETCH=0, PDL=False, num_warps=WARPS,
+        STAGES=3, SPLITS=splits, BIAS=False, NORM=False, SINKS=sinks, WINDOW=window, PREFETCH=0, PDL=False,
+        num_warps=WARPS,
     )  # fmt: skip
     assert not arrivals.any(), "the counters are left as they were found"
     return out.view_as(expected).cpu(), expected, kv.cpu(), after, count.tolist()
@@ -90,6 +100,21 @@ def test_a_row_cut_in_pieces_gives_the_same(pieces):
     out, expected, _, _, count = attend([past - 1, 0], kv_heads=1, group=2, target=1000)
     assert count == [pieces, 1]
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("window", "target"), [(0, 1000), (1, 4), (33, 4), (128, 1000)])
+def test_a_sink_joins_every_softmax_and_a_window_bounds_it(window, target):
+    positions = [0, 31, 32, 40, 300]
+    out, expected, kv, after, _ = attend(positions, kv_heads=2, group=4, target=target, window=window, sinks=True)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(kv, after), "exactly the new keys and values were written"
+
+
+def test_a_window_is_read_and_nothing_before_its_first_tile():
+    items, first, count = (x.cpu() for x in plan([0, 100, 319, 320], 2, 1, window=33))
+    starts = [int(items[1, f]) for f in first]
+    assert starts == [0, 64, 256, 288]
+    assert [int(items[2, f + c - 1]) for f, c in zip(first, count, strict=True)] == [1, 101, 320, 321]
 
 
 @pytest.mark.parametrize("past", range(500, 1100, 40))

@@ -216,8 +216,7 @@ class Releasing(EagerDecoder):
         return super().run(chunks, temperature)
 
 
-def test_late_tools_in_any_order_change_nothing(model, chat, reference, monkeypatch):
-    tool = FakeTool(hold=True)
+def release_where_it_waits(monkeypatch, tool: FakeTool) -> None:
     wait = concurrent.futures.wait
 
     def release_and_wait(futures, **options):  # nothing can decode: let one more call finish
@@ -225,6 +224,11 @@ def test_late_tools_in_any_order_change_nothing(model, chat, reference, monkeypa
         return wait(futures, **options)
 
     monkeypatch.setattr("rollout.engine.concurrent.futures.wait", release_and_wait)
+
+
+def test_late_tools_in_any_order_change_nothing(model, chat, reference, monkeypatch):
+    tool = FakeTool(hold=True)
+    release_where_it_waits(monkeypatch, tool)
     decoder = Releasing(tool, model, PagedCache(model.config, 200, 16, model.dtype, "cpu"), "auto")
     assert ids(generate(make_engine(model, chat, tool, decoder=decoder), chat)) == ids(reference)
 
@@ -270,13 +274,37 @@ def test_reading_draws_one_step_late_changes_nothing(model, chat, reference, cha
     assert engine.stats.decode_tokens == sum(r.num_sampled for r in records)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step_rows": 40}, {"rows": 3, "step_rows": 9}, {"rows": 2, "step_rows": 5, "pages": 12},
+        {"step_rows": 24, "forced_tokens": 12, "prefill": 7},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_tokens_read_beside_rows_that_decode_change_nothing_whenever_tools_return(
+    model, chat, reference, change, monkeypatch
+):
+    class LaggingReleasing(Releasing, LaggingDecoder):
+        """Tools also return while other rows still read their prompts."""
+
+    tool, pages = FakeTool(hold=True), change.get("pages", 200)
+    decoder = LaggingReleasing(tool, model, PagedCache(model.config, pages, 16, model.dtype, "cpu"), "auto")
+    release_where_it_waits(monkeypatch, tool)
+    engine = make_engine(model, chat, tool, decoder=decoder, **{"forced_tokens": 200} | change)
+    records = generate(engine, chat)
+    assert ids(records) == ids(reference)
+    assert [r.logprobs for r in records] == [r.logprobs for r in reference]
+    assert engine.stats.decode_tokens == sum(r.num_sampled for r in records)
+
+
 class ScriptedDecoder:
     """Draws given texts instead of a model's: turn k of sample s is scripts[s][k], the end-of-turn id included."""
 
     def __init__(self, tokenizer, scripts: dict[int, list[str]], seed=11):
         self.turns = {row_key(seed, 0, 0, s): [tokenizer.encode(t) for t in turns] for s, turns in scripts.items()}
 
-    pipelined = False
+    pipelined, captures = False, 0
 
     def submit(self, chunks, temperature):
         tokens = []

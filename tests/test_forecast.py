@@ -40,6 +40,13 @@ def test_offload_moves_the_optimizer_to_the_host():
     assert kept.host == 0
 
 
+def test_a_released_cache_and_the_update_share_their_memory():
+    kept, released = (
+        forecast(changed(rollout={"release_kv": r}), SHAPE, PARAMETERS, 10**13, 1) for r in (False, True)
+    )
+    assert kept.device - released.device == kept.update < 10**13
+
+
 def test_checkpointing_and_smaller_micro_batches_save_activations():
     plain = forecast(changed(model={"gradient_checkpointing": False}), SHAPE, PARAMETERS, 0, 1).update
     saved = forecast(CONFIG, SHAPE, PARAMETERS, 0, 1).update

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
+import lora
+from config import LoraConfig
 from modeling.fused import UnsupportedModel, check_addresses, decode_weights
+
+needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
 
 SHAPE = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -18,14 +24,17 @@ def build(config, dtype=torch.float32):
     return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
-@pytest.mark.parametrize("config", [Qwen3Config, Qwen2Config, LlamaConfig])
+@pytest.mark.parametrize("config", [Qwen3Config, Qwen2Config, LlamaConfig, GptOssConfig])
 def test_the_weights_are_the_parameters_themselves(config):
     model = build(config(**SHAPE, tie_word_embeddings=False))
     weights = decode_weights(model)
     parameters = {parameter.data_ptr() for parameter in model.parameters()}
     assert set(weights.addresses()) == parameters, "all of them, and nothing copied"
-    assert (weights.layers[0].biases is not None) == (config is Qwen2Config)
-    assert (weights.layers[0].head_norms is not None) == (config is Qwen3Config)
+    layer = weights.layers[0]
+    assert (layer.biases is not None) == (config in (Qwen2Config, GptOssConfig))
+    assert (layer.head_norms is not None) == (config is Qwen3Config)
+    assert (layer.sinks is not None) == (layer.o_bias is not None) == layer.windowed == (config is GptOssConfig)
+    assert not weights.layers[1].windowed
 
 
 def test_a_tied_head_is_the_embedding():
@@ -75,3 +84,20 @@ def test_weights_updated_in_place_pass_the_address_check_and_replaced_ones_do_no
     model.model.layers[0].mlp.down_proj.weight.data = model.model.layers[0].mlp.down_proj.weight.data.clone()
     with pytest.raises(RuntimeError, match="moved in memory"):
         check_addresses(model, addresses)
+
+
+@needs_peft
+def test_adapters_are_read_as_they_are_and_refused_where_they_do_not_act_as_one_plain_lora():
+    model = build(Qwen3Config(**SHAPE))
+    lora.add_adapters(model, LoraConfig(rank=4, alpha=8), seed=0)
+    weights = decode_weights(model)
+    parameters = {parameter.data_ptr() for parameter in model.parameters()}
+    assert set(weights.addresses()) == parameters, "adapters among them"
+    adapter = weights.layers[1].adapters["gate_up"][1]
+    assert adapter.b.data_ptr() == model.model.layers[1].mlp.up_proj.lora_B["default"].weight.data_ptr()
+    assert adapter.scale == 2.0
+    with lora.without_adapters(model), pytest.raises(UnsupportedModel, match="switched on and unmerged"):
+        decode_weights(model)
+    model.model.layers[1].self_attn.v_proj = model.model.layers[1].self_attn.v_proj.base_layer
+    with pytest.raises(UnsupportedModel, match=r"layers\.1's qkv matrices have adapters of different ranks"):
+        decode_weights(model)

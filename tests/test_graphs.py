@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
+import lora
+from config import LoraConfig
 from modeling.attention import IMPLEMENTATION
+from modeling.experts import IMPLEMENTATION as EXPERTS
 from rollout.cache import PagedCache
 from rollout.decoder import LAST_DRAW, EagerDecoder
 from rollout.noise import row_key
 from rollout.scheduler import Chunk
 from tests.interpreted import DEVICE
 
-from modeling.decode_stack import KEY0, KEY1, PAGE, POSITION, SLOT, TOKEN  # isort: skip
-from rollout.graphs import GraphDecoder, _fill, _order, ladder  # isort: skip
+from modeling.decode_stack import FEED, KEY0, KEY1, PAGE, POSITION, SLOT, TOKEN  # isort: skip
+from rollout.graphs import GraphDecoder, _fill, _order, fitting, ladder, rows_beside, wide_ladder  # isort: skip
 
 gpu = pytest.mark.skipif(DEVICE == "cpu", reason="captured graphs need a CUDA device")
-FAMILIES = {"qwen3": Qwen3Config, "llama": LlamaConfig, "qwen2": Qwen2Config}
+FAMILIES = {"qwen3": Qwen3Config, "llama": LlamaConfig, "qwen2": Qwen2Config, "gpt_oss": GptOssConfig}
+MIXTURE = {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 24}
 PAGE_SIZE, CONTEXT, VOCABULARY = 16, 256, 311
 
 
@@ -27,8 +33,11 @@ def make(family: str, dtype: torch.dtype = torch.float32):
     config = FAMILIES[family](
         vocab_size=VOCABULARY, hidden_size=128, intermediate_size=192, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, tie_word_embeddings=family == "qwen3", max_position_embeddings=512,
+        **(MIXTURE if family == "gpt_oss" else {}),
     )  # fmt: skip
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        config, attn_implementation=IMPLEMENTATION, experts_implementation=EXPERTS, dtype=torch.float32
+    )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.15 if parameter.ndim > 1 else 0.3, mean=float(parameter.ndim == 1))
     model = model.to(DEVICE, dtype).eval()
@@ -39,9 +48,10 @@ def eager(model, cache) -> EagerDecoder:
     return EagerDecoder(model, cache, "auto")
 
 
-def graphs(model, cache, max_rows: int = 6, temperature: float = 1.0) -> GraphDecoder:
+def graphs(model, cache, max_rows: int = 6, temperature: float = 1.0, extra_rows: int = 0) -> GraphDecoder:
     return GraphDecoder(
-        model, cache, eager(model, cache), max_rows=max_rows, context_length=CONTEXT, temperature=temperature
+        model, cache, eager(model, cache), max_rows=max_rows, context_length=CONTEXT, temperature=temperature,
+        extra_rows=extra_rows,
     )  # fmt: skip
 
 
@@ -90,10 +100,41 @@ def test_a_graph_draws_the_ids_and_logprobs_of_the_eager_decoder(family, tempera
 
 
 @gpu
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_graph_draws_through_adapters_what_the_modules_draw(family):
+    def adapted():
+        model, cache = make(family)
+        lora.add_adapters(model, LoraConfig(rank=8, alpha=8), seed=0)
+        generator = torch.Generator(DEVICE).manual_seed(4)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1, generator=generator)
+        return model, cache
+
+    expected = rollout(eager(*adapted()), [3, 40, 17], 30)
+    lines, logprobs = rollout(graphs(*adapted()), [3, 40, 17], 30)
+    assert lines == expected[0] != rollout(eager(*make(family)), [3, 40, 17], 30)[0]
+    torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(expected[1]), atol=2e-5, rtol=1e-4)
+
+
+@gpu
 def test_a_row_draws_the_same_alone_and_in_another_decode_row():
     lines, _ = rollout(graphs(*make("qwen3")), [30, 5, 21], 30)
     again, _ = rollout(graphs(*make("qwen3"), max_rows=5), [30, 5, 21], 30, rows=[4, 0, 2])
     assert again == lines
+
+
+@gpu
+@pytest.mark.parametrize("extra_rows", [5, 40, 80])
+def test_a_prompt_read_beside_rows_that_decode_draws_the_ids_of_the_eager_decoder(extra_rows):
+    """Of the prompts some fit into the graph and some do not; a forced token makes chunks of two."""
+    expected = rollout(eager(*make("qwen3")), [3, 40, 17, 33, 1], 40)
+    decoder = graphs(*make("qwen3"), extra_rows=extra_rows)
+    lines, logprobs = rollout(decoder, [3, 40, 17, 33, 1], 40)
+    assert lines == expected[0]
+    torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(expected[1]), atol=2e-5, rtol=1e-4)
+    assert decoder.captures == len(ladder(6)) + len(wide_ladder(6, extra_rows))
 
 
 @gpu
@@ -123,12 +164,26 @@ def test_draws_read_one_step_late_are_the_same():
     chunk = {"row": 2, "pages": list(range(1, 17))[::-1], "key": row_key(5, 0, 0, 0), "sample": True}
     token = decoder.run([Chunk(token_ids=lines[0][:12], start=0, **chunk)], 1.0).tokens[0]
     drawn = [token]
-    pending = decoder.submit([Chunk(token_ids=[token], start=12, **chunk)], 1.0)
+    pending = decoder.submit([Chunk(token_ids=[LAST_DRAW], start=12, **chunk)], 1.0)  # drawn by a longer chunk
     for position in (13, 14):
         following = decoder.submit([Chunk(token_ids=[LAST_DRAW], start=position, **chunk)], 1.0)
         drawn += pending.read().tokens
         pending = following
     assert drawn + pending.read().tokens == lines[0][12:16]
+
+
+@gpu
+def test_graphs_outlive_a_cache_that_gives_its_memory_away_between_rollouts():
+    model, plain = make("qwen3")
+    expected, _ = rollout(graphs(model, plain), [30, 5, 21], 20)
+    cache = PagedCache(model.config, 120, PAGE_SIZE, torch.float32, DEVICE, releasable=True)
+    decoder = graphs(model, cache, extra_rows=20)
+    captures = decoder.captures
+    for _ in range(2):
+        with cache.resident():
+            assert rollout(decoder, [30, 5, 21], 20)[0] == expected
+        torch.full((8 << 20,), float("nan"), device=DEVICE)  # takes what was given away
+    assert decoder.captures == captures
 
 
 @gpu
@@ -148,7 +203,7 @@ def test_the_ladder_ends_at_its_maximum():
 
 
 def test_the_step_buffer_pads_with_rows_of_the_scratch_page():
-    view = np.full((6, 4), 9, dtype=np.int32)
+    view = np.full((7, 4), 9, dtype=np.int32)
     key = (0x80000001, 3)
     chunks = [Chunk(row=2, token_ids=[5], start=17, pages=[8, 6], key=key, sample=True)]
     _fill(view, chunks, PAGE_SIZE)
@@ -157,9 +212,40 @@ def test_the_step_buffer_pads_with_rows_of_the_scratch_page():
     assert not view[:, 1:].any()
 
 
-def test_draws_come_in_the_order_of_the_chunks():
-    def chunk(length: int, sample: bool) -> Chunk:
-        return Chunk(row=0, token_ids=[1] * length, start=0, pages=[1], key=(0, 0), sample=sample)
+def test_the_tokens_of_a_longer_chunk_take_a_column_each_and_the_last_one_draws():
+    view = np.full((7, 6), 9, dtype=np.int32)
+    long = Chunk(row=0, token_ids=[5, 6, 7], start=15, pages=[8, 4, 3], key=(1, 2), sample=True)
+    short = Chunk(row=2, token_ids=[LAST_DRAW], start=3, pages=[2], key=(3, 4), sample=True)
+    _fill(view, [long, short], PAGE_SIZE)
+    assert view[TOKEN].tolist() == [7, LAST_DRAW, 5, 6, 0, 0]
+    assert view[POSITION].tolist() == [17, 3, 15, 16, 0, 0]
+    assert view[PAGE].tolist() == [4, 2, 8, 4, 0, 0]
+    assert view[SLOT].tolist() == [1, 3, 1, 1, 0, 0]
+    assert view[FEED].tolist() == [1, 3, 0, 0, 0, 0], "only a chunk's last token leaves a draw for its row"
+    assert view[KEY0].tolist() == [1, 3, 0, 0, 0, 0]
 
+
+def test_the_shortest_chunks_take_the_graph_first():
+    def fits(*lengths: int, step_rows: int) -> list[bool]:
+        return fitting([chunk(length, True) for length in lengths], step_rows)
+
+    assert fits(1, 9, 1, 3, 5, step_rows=10) == [True, False, True, True, True]
+    assert fits(1, 2, step_rows=0) == [True, False]
+    assert fits(1, 2, step_rows=3) == [True, True]
+
+
+def test_wide_graphs_reach_all_rows_and_exist_only_where_there_are_extra_ones():
+    assert wide_ladder(64, 64) == [64, 128]
+    assert wide_ladder(8, rows_beside(8)) == [64]
+    assert wide_ladder(33, rows_beside(33)) == [64, 128]
+    assert wide_ladder(6, 5) == [11]
+    assert wide_ladder(64, 0) == []
+
+
+def chunk(length: int, sample: bool) -> Chunk:
+    return Chunk(row=0, token_ids=[1] * length, start=0, pages=[1], key=(0, 0), sample=sample)
+
+
+def test_draws_come_in_the_order_of_the_chunks():
     chunks = [chunk(1, True), chunk(3, True), chunk(1, False), chunk(2, False), chunk(1, True), chunk(9, True)]
-    assert _order(chunks) == [(True, 0), (False, 0), (True, 2), (False, 1)]
+    assert _order(chunks, [len(c.token_ids) == 1 for c in chunks]) == [(True, 0), (False, 0), (True, 2), (False, 1)]

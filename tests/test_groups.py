@@ -90,3 +90,17 @@ def test_the_ledger_counts_every_trajectory_once_the_spoilt_ones_too():
     sound = [record("PA"), record("PA", sample=1)]
     ledger = count_reasons([*sound, spoilt], scored(sound, [1.0, -1.0]))
     assert ledger == {"correct": 1, "no_box": 1, "tool_infra": 1}
+
+
+def test_the_rates_of_a_rollout_follow_from_the_sums_over_its_rounds():
+    step = groups.SampledStep()
+    stats = {
+        "seconds": 2.0, "prefill_tokens": 30, "decode_tokens": 100, "running_rows": 6, "row_slots": 8,
+        "tool_seconds": 3.0, "tools_open_seconds": 1.0, "idle_seconds": 0.25,
+    }  # fmt: skip
+    step.add([], [], [], stats)
+    step.add([], [], [], stats | {"idle_seconds": 0.75, "tool_seconds": 1.0})
+    row = step.rollout_row()
+    assert (row["rollout_prefill_tokens_per_second"], row["rollout_decode_tokens_per_second"]) == (15, 50)
+    assert (row["rollout_occupancy"], row["rollout_tools_running"], row["rollout_tools_hidden"]) == (0.75, 1.0, 0.5)
+    assert row["rollout_seconds"] == 4.0

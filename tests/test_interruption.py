@@ -10,7 +10,11 @@ import time
 
 import pytest
 
+import building
+import inputs
+import trainer
 from interruption import Interruption, Request
+from tests.test_main import ROOT, metrics, run
 
 
 def alone(item):
@@ -46,6 +50,43 @@ def test_the_time_limit_ends_the_run():
     with Interruption(max_minutes=1e-9) as interruption:
         time.sleep(0.001)
         assert interruption.agreed(alone) is Request.STOP
+
+
+def test_asking_for_an_end_leaves_the_request_where_it_is():
+    with Interruption() as interruption:
+        send(signal.SIGUSR1)
+        assert not interruption.ends(alone)
+        assert interruption.ends(lambda item: [item, Request.STOP])
+        assert interruption.agreed(alone) is Request.SAVE
+        send(signal.SIGTERM)
+        assert interruption.ends(alone) and interruption.agreed(alone) is Request.STOP
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "number"),
+    [
+        (inputs, "check_run_dir", signal.SIGUSR1),
+        (building, "build_policy", signal.SIGTERM),
+        (trainer.Trainer, "__init__", signal.SIGINT),
+    ],
+)
+def test_a_signal_before_the_first_step_is_obeyed(tmp_path, monkeypatch, capfd, owner, name, number):
+    monkeypatch.chdir(ROOT)
+    inner = getattr(owner, name)
+
+    def signalled(*words, **named):
+        send(number)
+        return inner(*words, **named)
+
+    monkeypatch.setattr(owner, name, signalled)
+    assert run(tmp_path, "train.steps=2", "train.save_every=0") == 0
+    if number is signal.SIGUSR1:  # saved after the step that comes next, and on it goes
+        assert [row["step"] for row in metrics(tmp_path)] == [1, 2]
+        assert (tmp_path / "checkpoints/step_1/state.json").exists()
+    else:
+        assert not (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "checkpoints").exists()
+        said = capfd.readouterr().out
+        assert number.name in said and "ended before the first step" in said
 
 
 def test_the_handlers_of_before_are_back_afterwards():

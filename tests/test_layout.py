@@ -15,9 +15,11 @@ ANY_OF_OURS = None
 # What each may import of ours, itself excepted. A package allows its own modules.
 ALLOWED: dict[str, set[str] | None] = {
     "schema": set(),
+    "files": {"schema"},
     "watch_config": {"schema"},
-    "config": {"watch_config", "schema", "loss_config", "teacher_config"},
+    "config": {"watch_config", "schema", "loss_config", "model_config", "teacher_config"},
     "loss_config": {"schema"},
+    "model_config": {"schema"},
     "teacher_config": {"schema"},
     "schedule": {"config"},
     "rollout.records": set(),
@@ -30,18 +32,20 @@ ALLOWED: dict[str, set[str] | None] = {
     "groups": {"config", "reward", "rollout.records"},
     "minibatch": {"config", "data", "groups", "rollout.records"},
     "checkpoint": {"config"},
-    "audit": {"audit_loss", "report.trajectories"},
+    "audit": {"audit_loss", "files", "report.settings", "report.trajectories"},
     "audit_loss": set(),
     "boxes": set(),
     "estimators": set(),
+    "entropies": {"minibatch"},
     "arguments": set(),
     "second_opinion": {"config", "report.trajectories"},
+    "infra": {"config", "rollout.records"},
     "interruption": set(),
-    "ranks": set(),
+    "ranks": {"files"},
     "tools": {"config", "sandbox"},
     "reward": {"boxes", "config", "rollout.records"},
     "data": {"config", "reward", "rollout.records"},
-    "report": {"watch_config", "config", "rollout.records"},
+    "report": {"watch_config", "config", "files", "rollout.records", "schema"},
     "rollout": {"config", "modeling"},
     "lora": {"config"},
     "reference": set(),
@@ -50,19 +54,34 @@ ALLOWED: dict[str, set[str] | None] = {
     "zero_settings": {"config"},
     "policy": {"config", "lora", "modeling", "reference", "rollout.records", "zero_settings"},
     "update": {"config", "corrections", "data", "losses", "measures", "modeling"},
-    "badsteps": {"config", "update"},
-    "evaluation": {"boxes", "config", "estimators", "reward", "rollout.records"},
+    "badsteps": {"config", "files", "update"},
+    "evaluation": {"boxes", "config", "estimators", "files", "reward", "rollout.records"},
     "treatments": {"checkpoint", "config", "evaluation", "ranks", "rollout.records"},
     "parts": {"config", "modeling", "rollout.records"},
     "check": {"config", "data", "modeling", "parts", "reward", "rollout.records"},
-    "inputs": {"checkpoint", "config", "data", "lora", "modeling", "rollout", "schema", "teacher", "tools", "trainer"},
+    "inputs": {
+        "checkpoint",
+        "config",
+        "data",
+        "files",
+        "lora",
+        "modeling",
+        "rollout",
+        "schema",
+        "teacher",
+        "tools",
+        "trainer",
+    },
     "trainer": {
         "config",
         "badsteps",
         "checkpoint",
         "data",
+        "entropies",
         "evaluation",
+        "files",
         "groups",
+        "infra",
         "interruption",
         "minibatch",
         "ranks",
@@ -78,9 +97,9 @@ ALLOWED: dict[str, set[str] | None] = {
 # Where heavy libraries may come in.
 MAY_IMPORT = {"deepspeed": {"policy", "main", "teacher_weights"}}
 NO_TORCH = (
-    "config", "loss_config", "teacher_config", "schedule", "watch_config", "schema", "tools", "boxes", "reward",
-    "groups", "checkpoint", "sandbox", "report", "rollout.scheduler", "rollout.pages", "rollout.records",
-    "rollout.episode", "rollout.toolcall", "arguments",
+    "config", "loss_config", "model_config", "teacher_config", "schedule", "watch_config", "schema", "files", "tools",
+    "boxes", "reward", "groups", "checkpoint", "sandbox", "report", "rollout.scheduler", "rollout.pages",
+    "rollout.records", "rollout.episode", "rollout.toolcall", "rollout.harmony", "rollout.harmony_prompt", "arguments",
 )  # fmt: skip
 
 
@@ -134,7 +153,17 @@ def test_heavy_libraries_stay_where_they_belong(module):
         assert not roots & {"torch", "transformers", "numpy"}
 
 
-BARE = {"config", "loss_config", "teacher_config", "watch_config", "schema", "boxes", "reward"}
+BARE = {
+    "config",
+    "loss_config",
+    "model_config",
+    "teacher_config",
+    "watch_config",
+    "schema",
+    "files",
+    "boxes",
+    "reward",
+}
 
 
 @pytest.mark.parametrize("module", sorted(m for m in SOURCES if m.startswith("sandbox") or m in BARE))

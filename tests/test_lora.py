@@ -12,8 +12,11 @@ from transformers import AutoModelForCausalLM
 import lora
 from config import ConfigError, LoraConfig
 from modeling.attention import IMPLEMENTATION
+from modeling.packed_model import TokenLogprobModule
+from tests.conftest import make_model
 from tests.test_main import ROOT, metrics, run
 from tests.test_policy import make_policy, micro_batches, step
+from tests.test_routing import batch_of, sampled
 from update import update
 
 HAS_PEFT = importlib.util.find_spec("peft") is not None
@@ -119,3 +122,24 @@ def test_a_run_samples_as_it_trains(tmp_path, monkeypatch):
     folder = tmp_path / "checkpoints/step_3"
     assert json.loads((folder / "adapter_config.json").read_text())["r"] == 4
     assert not (folder / "model.safetensors").exists()
+
+
+@needs_peft
+def test_a_mixtures_experts_stay_frozen_and_its_rollout_samples_through_the_adapters():
+    """G17: adapters sit on the attention's projections; peft knows neither the router's nor the experts' matrices."""
+    model = make_model("gpt_oss")
+    lora.add_adapters(model, LoraConfig(rank=4), seed=0)
+    adapted = {n.split(".lora_")[0].rsplit(".", 1)[-1] for n, p in model.named_parameters() if p.requires_grad}
+    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    before = sampled(model)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(3))
+    record = sampled(model)
+    assert record.token_ids != before.token_ids
+    trained = TokenLogprobModule(model, "auto", 1.0)(batch_of(record))
+    count = record.num_sampled
+    assert torch.equal(trained.logprobs[:count], torch.tensor(record.logprobs[-count:]))
+    trained.logprobs.sum().backward()
+    assert all(p.grad is None for n, p in model.named_parameters() if "lora_" not in n)
+    assert all(p.grad.any() for n, p in model.named_parameters() if "lora_" in n)

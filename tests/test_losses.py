@@ -31,6 +31,19 @@ def test_a_ratio_far_outside_has_no_gradient_on_the_side_it_left(policy):
     assert gradient(policy, 0.1).ne(0).tolist() == [True] * 3 + [False] * 2 + [True]
 
 
+@pytest.mark.parametrize("policy", ("dapo", "grpo", "dr_grpo", "gspo"))
+@pytest.mark.parametrize("c", [2.5, 10.0])  # 10: the retool recipe's
+def test_g16_dual_clip_bounds_a_bad_token_at_c_and_takes_its_gradient_beyond(policy, c):
+    for ratio, moves in [(c - 0.1, True), (c + 0.1, False), (1000.0, False)]:
+        logprobs = torch.full((6,), -1.0, dtype=torch.float64, requires_grad=True)
+        old = logprobs.detach() - torch.tensor(ratio, dtype=torch.float64).log()
+        values = policy_losses(logprobs, old, ADVANTAGE, ROWS, 4, LossConfig(policy=policy, dual_clip=c)).values
+        slope = torch.autograd.grad(values.sum(), logprobs)[0]
+        bad = ADVANTAGE < 0
+        torch.testing.assert_close(values[bad], -min(ratio, c) * ADVANTAGE[bad], rtol=1e-12, atol=0)
+        assert slope[bad].ne(0).tolist() == [moves] * int(bad.sum())
+
+
 def test_switching_the_loss_by_one_word_brings_its_papers_clip_range():
     assert clip_range(LossConfig()) == clip_range(LossConfig(policy="grpo")) == (0.2, 0.28)
     assert clip_range(LossConfig(policy="gspo")) == (3e-4, 4e-4)

@@ -82,6 +82,13 @@ def test_a_run_leaves_config_metrics_trajectories_and_checkpoints(straight):
     assert sorted(p.name for p in (straight / "checkpoints").iterdir()) == ["latest", "step_2", "step_4"]
 
 
+def test_metrics_tell_what_writing_a_checkpoint_took_and_what_the_step_waited_for_it(straight):
+    rows = metrics(straight)
+    assert ["checkpoint_seconds" in row for row in rows] == [False, False, True, False]  # that of step 2, in step 3
+    assert rows[2]["checkpoint_seconds"] > 0
+    assert all(0 <= row["seconds_save"] < row["seconds"] for row in rows)
+
+
 def test_what_was_sampled_is_what_is_trained(straight):
     for row in metrics(straight):
         assert row["mismatch_max"] <= 1e-5

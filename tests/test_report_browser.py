@@ -155,6 +155,21 @@ def test_tokens_are_coloured_by_what_is_chosen(page):
     assert page.evaluate("getComputedStyle(document.querySelector('.t.a')).backgroundColor") == "rgba(0, 0, 0, 0)"
 
 
+def test_entropy_tints_what_was_trained_and_is_told_for_each_token(page):
+    choose_step(page, 1)
+    page.check("input[name=colour][value=entropy]")
+    assert page.locator(".key:visible").evaluate_all("all => all.map((one) => one.dataset.for)") == ["entropy"]
+    trained, other = page.locator(".trajectory").nth(0), page.locator(".trajectory").nth(1)
+    tints = "all => all.map((one) => getComputedStyle(one).backgroundColor)"
+    first = trained.locator(".t.s:not(.c)").evaluate_all(tints)
+    assert len(set(first[:8])) == 5  # 0, 0.3, 0.6 .. 2.1 nats: none and four tints
+    assert set(other.locator(".t.s:not(.c)").evaluate_all(tints)) == {"rgba(0, 0, 0, 0)"}
+    trained.locator(".t.s").nth(2).hover()
+    assert "entropy 0.6 nats" in page.locator("#inspector").inner_text()
+    other.locator(".t.s").nth(2).hover()
+    assert "entropy not recorded" in page.locator("#inspector").inner_text()
+
+
 def test_the_reason_filter_leaves_the_groups_that_have_it(page):
     options = page.locator("#reason option").all_inner_texts()
     assert options == ["all 4", "correct (2)", "no_box (2)"]

@@ -44,6 +44,30 @@ def test_only_the_last_common_steps_count_and_few_have_no_interval(tmp_path):
     assert (pair.steps, pair.a, pair.half, pair.better) == (1, pytest.approx(0.3), None, 0)
 
 
+def test_a_step_that_lacks_a_metric_is_left_out_not_replaced_by_an_older_one(tmp_path):
+    skipped = {"loss": None, "grad_norm": None}
+    ours = [metrics_row(s, grad_norm=float(s)) for s in range(1, 9)]
+    theirs = [metrics_row(s, grad_norm=float(s)) | (skipped if s in (6, 8) else {}) for s in range(1, 9)]
+    theirs[6].pop("entropy")
+    found = {pair.name: pair for pair in paired(*runs(tmp_path, ours, theirs), last=4)}
+    assert (found["gradient norm"].a, found["gradient norm"].where) == (6.0, "5-7 (2)")  # steps 5 and 7
+    assert found["entropy, nats"].where == "5-8 (3)"
+    assert found["mean reward"].where == "5-8 (4)"
+
+
+def test_evaluations_are_paired_over_the_last_that_both_runs_made(tmp_path):
+    measured = [metrics_row(s) | ({"eval_avg_at_k": 0.1 * s} if s % 3 == 0 else {}) for s in range(1, 11)]
+    measured[5]["eval_avg_at_k"] = None
+    [pair] = [p for p in paired(*runs(tmp_path, measured, measured), last=2) if p.name == "evaluation"]
+    assert (pair.where, pair.a) == ("9-9 (1)", pytest.approx(0.9))
+
+
+def test_what_metrics_call_correct_is_called_so(tmp_path):
+    a, b = runs(tmp_path, [metrics_row(1)], [metrics_row(1)])
+    assert "correct" in [pair.name for pair in paired(a, b, last=1)]
+    assert "right" not in compare(a.path, b.path, 1, None).replace(str(tmp_path), "").split()
+
+
 def test_runs_without_a_common_step_are_refused(tmp_path):
     with pytest.raises(RunError, match="no step in common"):
         paired(*runs(tmp_path, [metrics_row(1)], [metrics_row(2)]), last=5)

@@ -14,11 +14,19 @@ PAGE = 4
 class World:
     """Plays engine and model: remembers which tokens' keys each page would hold, and checks every plan against it."""
 
-    def __init__(self, rng: random.Random, *, groups: int, samples: int, rows: int, pages: int, prefill: int):
+    def __init__(
+        self, rng: random.Random, *, groups: int, samples: int, rows: int, pages: int, prefill: int, forced: int,
+        extra: int, late: bool,
+    ):  # fmt: skip
+        """late: a step's draws are looked at after the next step is planned, as the engine does with a device."""
         self.rng = rng
         self.capacity = pages - 1
-        self.scheduler = Scheduler(decode_rows=rows, page_size=PAGE, num_pages=pages, prefill_tokens=prefill)
-        self.rows, self.prefill = rows, prefill
+        self.scheduler = Scheduler(
+            decode_rows=rows, page_size=PAGE, num_pages=pages, prefill_tokens=prefill, forced_tokens=forced,
+            step_rows=rows + extra if extra else 0,
+        )  # fmt: skip
+        self.rows, self.prefill, self.forced, self.extra, self.late = rows, prefill, forced, extra, late
+        self.flying: list[tuple[Sequence, int, int]] = []  # who drew in the last step, the draw's place, the turn
         self.memory: dict[tuple[int, int], tuple[int, int]] = {}  # (page, offset) -> (position, token)
         self.parked: list[Sequence] = []
         self.finished: list[Sequence] = []
@@ -30,7 +38,7 @@ class World:
                 self.sequences.append(sequence)
                 self.scheduler.add(sequence)
         self.goal = {s.order: rng.randint(1, PAGE * self.capacity - s.prompt_length) for s in self.sequences}
-        self.drawn = dict.fromkeys(self.goal, 0)
+        self.drawn, self.turn = dict.fromkeys(self.goal, 0), dict.fromkeys(self.goal, 0)
 
     def step(self) -> None:
         for sequence in [s for s in self.parked if self.rng.random() < 0.3]:
@@ -46,25 +54,37 @@ class World:
                 self.memory[chunk.pages[place // PAGE], place % PAGE] = (place, token)
         for sequence, chunk in plan:
             self.check_memory(sequence, chunk.start + len(chunk.token_ids))
-        for sequence, chunk in plan:
-            if chunk.sample:
-                self.draw(sequence)
+        landed = self.flying
+        self.flying = [(s, len(s.tokens), self.turn[s.order]) for s, chunk in plan if chunk.sample]
+        for sequence, _, _ in self.flying:
+            sequence.tokens.append(self.rng.randrange(1000))
+        for flight in landed if self.late else self.flying:
+            self.look_at(*flight)
 
-    def draw(self, sequence: Sequence) -> None:
-        sequence.tokens.append(self.rng.randrange(1000))
+    def look_at(self, sequence: Sequence, place: int, turn: int) -> None:
+        if turn != self.turn[sequence.order]:
+            return  # a draw that an ended turn never asked for
         self.drawn[sequence.order] += 1
-        full = len(sequence.tokens) >= PAGE * self.capacity
-        if full or self.drawn[sequence.order] >= self.goal[sequence.order]:
+        full = place + 1 >= PAGE * self.capacity
+        done = full or self.drawn[sequence.order] >= self.goal[sequence.order]
+        if not done and self.rng.random() >= 0.15:
+            return
+        self.turn[sequence.order] += 1
+        del sequence.tokens[place + 1 :]
+        if done:
             self.scheduler.finish(sequence)
             self.finished.append(sequence)
-        elif self.rng.random() < 0.15:
+        else:
             self.scheduler.park(sequence)
             self.parked.append(sequence)
 
     def check(self, plan) -> None:
         assert len(plan) <= self.rows
         assert len({chunk.row for _, chunk in plan}) == len(plan)
-        assert sum(len(c.token_ids) for _, c in plan if len(c.token_ids) > 1) <= self.prefill
+        beside = [len(c.token_ids) for s, c in plan if len(s.tokens) - c.start <= max(self.forced, 1)]
+        longer = [len(c.token_ids) for s, c in plan if len(s.tokens) - c.start > max(self.forced, 1)]
+        assert sum(longer) <= self.prefill
+        assert sum(beside) <= max(self.rows + self.extra if self.extra else 0, len(beside))
         written: dict[tuple[int, int], int] = {}
         for sequence, chunk in plan:
             assert chunk.token_ids == sequence.tokens[chunk.start : chunk.start + len(chunk.token_ids)]
@@ -73,6 +93,7 @@ class World:
                 slot = (chunk.pages[place // PAGE], place % PAGE)
                 assert slot[0] != 0
                 assert written.setdefault(slot, sequence.order) == sequence.order, "two writers of one slot"
+                assert sum(slot[0] in s.pages for s in self.sequences) == 1, "a shared page is never written"
 
     def check_memory(self, sequence: Sequence, length: int) -> None:
         """Every key that the sequence attends to is its own token at its own position."""
@@ -88,7 +109,8 @@ def test_random_histories_end_with_every_sequence_done_and_every_page_free(seed)
         pages = rng.choice([4, 6, 9, 17, 40])
         world = World(
             rng, groups=rng.randint(1, 4), samples=rng.randint(1, 4), rows=rng.randint(1, 6), pages=pages,
-            prefill=rng.choice([2, 5, 64]),
+            prefill=rng.choice([2, 5, 64]), forced=rng.choice([0, 3, 40]), extra=rng.choice([0, 2, 20]),
+            late=rng.random() < 0.5,
         )  # fmt: skip
         for _ in range(20_000):
             if not world.scheduler.num_unfinished:
@@ -153,6 +175,18 @@ def test_few_new_tokens_are_fed_one_a_step_and_more_are_read_at_once():
     s.resume(x)
     parts = [s.plan()[0][1] for _ in range(3)]
     assert [(p.start, p.token_ids, p.sample) for p in parts] == [(6, [7], False), (7, [8], False), (8, [9], True)]
+
+
+def test_tokens_fed_beside_other_rows_fill_the_rows_of_a_step_that_are_left():
+    s = Scheduler(
+        decode_rows=3, page_size=PAGE, num_pages=40, prefill_tokens=64, forced_tokens=20, step_rows=8,
+    )  # fmt: skip
+    lengths = [1, 9, 7]
+    for order, length in enumerate(lengths):
+        s.add(sequence(order, length))
+    # one row each, and the five rows that are left go to the oldest that can use them
+    assert [len(c.token_ids) for _, c in s.plan()] == [1, 6, 1]
+    assert [(len(c.token_ids), c.sample) for _, c in s.plan()] == [(3, True), (4, False)]
 
 
 def test_a_parked_sequence_keeps_its_pages_and_gives_its_row_away():

@@ -184,6 +184,18 @@ def test_long_garbage_is_read_in_one_pass():
     assert outcome(call("1") * 300) == ["1"] * 300
 
 
+@pytest.mark.parametrize("unit", ["</think><tool_call>{", "<tool_call>x</think>", '<tool_call>{"</think>'])
+@pytest.mark.parametrize(("before", "after"), [("", ""), ("", "</tool_call>"), ("</tool_call>", "</think>")])
+def test_a_hundred_thousand_broken_calls_cost_no_more_each_than_one(unit, before, after):
+    """No assertion on time: with a scan from the start (or to a far end tag) for each call this takes minutes."""
+    assert parse_calls(before + unit * 100_000 + after, SCHEMAS).calls == ()
+
+
+def test_the_place_of_a_json_error_is_counted_from_its_own_call():
+    text = "line\n" * 50 + wrap('{"name": x}')
+    assert "at character 10;" in str(parse_calls(text, SCHEMAS).errors[0])
+
+
 TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "\n", '{"name": "python", "arguments": {"code": "1"}}']
 TAGS += ["{", "}", '"', "\\", ",", "[", "]", "x", "1", "\0", "\ud800", '{"name": "python", "arguments": ']
 

@@ -19,9 +19,9 @@ from trainer import InfraError, Trainer, TrainingData, learning_rate
 
 
 class FakeChat:
-    """Every id of a turn is decoded as a box of itself."""
+    """The last id of a turn is its boxed answer."""
 
-    def decode(self, ids):
+    def answer(self, ids):
         return f"\\boxed{{{ids[-1]}}}"
 
 

@@ -59,7 +59,7 @@ function groupButton(group) {
   const marks = group.map((row) => make("span", { class: `mark ${row.reward === null ? "none" : isRight(row) ? "right" : ""}` }));
   const button = make("button", { type: "button", onclick: () => openGroup(group) },
     make("span", { class: "ask", text: vocabulary.question(group[0]) }),
-    make("span", { class: "marks" }, ...marks, make("span", { class: "count", text: `${right} of ${group.length} right` })));
+    make("span", { class: "marks" }, ...marks, make("span", { class: "count", text: `${right} of ${group.length} correct` })));
   button.prompt = group[0].prompt;
   return make("li", {}, button);
 }

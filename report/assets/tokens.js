@@ -1,6 +1,9 @@
 // A step's bytes (format: report/blobs.py) as trajectories, and token lines as elements.
 
-const SURPRISE = [50, 300, 1000, 2500]; // thousandths of a nat: where the four tints begin
+// Thousandths of a nat: where the four tints begin.
+const SURPRISE = [50, 300, 1000, 2500];
+const ENTROPY = [100, 500, 1000, 2000];
+const UNKNOWN = 65535;
 
 function readStep(buffer) {
   const size = new DataView(buffer).getUint32(0, true);
@@ -9,6 +12,7 @@ function readStep(buffer) {
   const Places = header.wide === 2 ? Uint16Array : Uint32Array;
   const places = new Places(buffer, 4 + size, total);
   const surprise = new Uint16Array(buffer, 4 + size + header.wide * total, total);
+  const entropy = new Uint16Array(buffer, 4 + size + (header.wide + 2) * total, total);
   let start = 0;
   return header.rows.map(([prompt, sample, length, stop, answer, reward, reason, advantage, turns], index) => {
     const row = {
@@ -16,6 +20,7 @@ function readStep(buffer) {
       turns: turns.map(([from, to, ended, calls]) => ({ from, to, ended,
         calls: calls.map(([code, status, text, seconds]) => ({ code, status, text, seconds })) })),
       places: places.subarray(start, start + length), surprise: surprise.subarray(start, start + length),
+      entropy: entropy.subarray(start, start + length),
     };
     start += length;
     return row;
@@ -59,6 +64,8 @@ function tokenLine(row, vocabulary, from, to, sampled, label) {
     if (text.startsWith("\n")) kinds.push("n");
     const tint = SURPRISE.filter((edge) => surprise > edge).length;
     if (sampled && tint) kinds.push(`l${tint}`);
+    const doubt = row.entropy[place] === UNKNOWN ? 0 : ENTROPY.filter((edge) => row.entropy[place] > edge).length;
+    if (doubt) kinds.push(`e${doubt}`);
     const token = make("span", { class: kinds.join(" "), text });
     token.place = place;
     line.append(token);
@@ -75,6 +82,7 @@ function describeToken(row, vocabulary, place) {
   const logprob = row.surprise[place] / 1000;
   const share = 100 * Math.exp(-logprob);
   const advantage = row.advantage === null ? "none" : number(row.advantage);
+  const entropy = row.entropy[place] === UNKNOWN ? "not recorded" : `${number(row.entropy[place] / 1000)} nats`;
   return `${text}  id ${id}  token ${place}  turn ${turn + 1}  log-probability ${number(logprob ? -logprob : 0)} ` +
-    `(${number(share)} %)  advantage ${advantage}`;
+    `(${number(share)} %)  entropy ${entropy}  advantage ${advantage}`;
 }

@@ -1,0 +1,43 @@
+"""Writes the new keys and values of a decode step to their pages, ahead of the attention.
+
+The attention kernel writes a row's own new key itself, which is enough where every row belongs to another sequence.
+Where several new tokens of one sequence take a row each, a token attends to keys that other programs of the same
+launch would be writing; this kernel, one launch before, writes them all, and the attention then only reads. Each token
+still attends to no more than its own past, so the rows of a sequence are causal without a mask.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from modeling.decode_attention import _biases, _head_norms, _lines, _store_new
+from modeling.overlap import begin
+
+
+@triton.jit
+def write_keys_kernel(
+    qkv_ptr, q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, kv_ptr, positions_ptr,
+    slots_ptr, table_ptr, eps, stride_split, stride_table, stride_page, stride_v,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, SPLITS: tl.constexpr,
+    BIAS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The new key and value of each row and head.  grid (rows * HEADS,)
+
+    Arguments: see `modeling.decode_attention.decode_attention_kernel`.
+    """
+    row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    position, slot = tl.load(positions_ptr + row), tl.load(slots_ptr + row)
+    page = tl.load(table_ptr + slot.to(tl.int64) * stride_table + position // P).to(tl.int64)
+    near = tl.arange(0, D)[None, :]
+    far = (near + D // 2) % D
+    cos = tl.load(cos_ptr + position * D + near).to(tl.float32)
+    sin = tl.load(sin_ptr + position * D + near).to(tl.float32)
+    near_norm = _head_norms(q_norm_ptr, k_norm_ptr, near, GROUP, BH, NORM)
+    far_norm = _head_norms(q_norm_ptr, k_norm_ptr, far, GROUP, BH, NORM)
+    near_bias = _biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, near, GROUP, BH, D, BIAS)
+    far_bias = _biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, far, GROUP, BH, D, BIAS)
+    begin(PDL)
+    lines = _lines(qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
+                   HEADS, GROUP, BH, D, SPLITS, NORM, kv_ptr.dtype.element_ty)  # fmt: skip
+    _store_new(lines, True, kv_ptr, page, position, head * (P * D), stride_page, stride_v, GROUP, BH, P, D)

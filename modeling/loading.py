@@ -1,0 +1,35 @@
+"""The Hugging Face model with our attention and experts: from a checkpoint, or random weights of its true shape."""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from config import ModelConfig
+from modeling import attention, experts
+from modeling.fused import can_fuse
+from modeling.quantized import forget_quantization, loading_options
+from modeling.routing import watch
+from modeling.shapes import shape_source
+
+
+def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrainedModel:
+    """The model on its device; random weights are seeded by `seed` and disturb no random state."""
+    dtype = getattr(torch, config.dtype)
+    ours = {"attn_implementation": attention.IMPLEMENTATION, "experts_implementation": experts.IMPLEMENTATION}
+    shape = AutoConfig.from_pretrained(shape_source(config))
+    if config.random_weights:
+        forget_quantization(shape)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+            torch.manual_seed(seed)
+            model = AutoModelForCausalLM.from_config(shape, dtype=dtype, **ours)
+    else:
+        ours |= loading_options(shape)
+        model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype, **ours)
+        model = model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` without its signature
+    if can_fuse(model.config, device):
+        from modeling.train_layers import fuse  # needs Triton, which comes with torch's CUDA builds
+
+        fuse(model)
+    watch(model)
+    return model

@@ -1,0 +1,211 @@
+"""A disk that takes no more is one line that names the file, and leaves what was there before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import main as program
+from config import parse_config
+from evaluation import write_results
+from files import WriteError, append_line, say, whole_lines, write_whole
+from policy import init_distributed
+from ranks import Ranks
+from report.console import PlainConsole
+from report.page import write_report
+from report.settings import begin_stretch
+from report.trackers import TensorBoard
+from report.trajectories import write_step
+from report.writers import RunWriter, open_writer
+from tests.builders import record, scored
+from tests.runs import metrics_row, write_run
+from tests.test_main import ROOT, metrics, numbers, run
+from tests.test_policy import CPU
+
+FULL = Path("/dev/full")  # takes nothing: every write answers "No space left on device"
+CONFIG = parse_config({"model": {"path": "m"}, "data": {"path": "d"}, "log": {"trackers": []}})
+
+
+def block(path: Path) -> Path:
+    """Makes the next whole writing of `path` meet a full disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_name(path.name + ".partial").symlink_to(FULL)
+    return path
+
+
+def trajectories(folder: Path) -> None:
+    records = [record("PA")]
+    write_step(folder, 1, records, scored(records, [1.0]), ["7"])
+
+
+def page(folder: Path) -> None:
+    write_run(folder / "run", [metrics_row(1)])
+    write_report(folder / "run", None, str(folder / "page.html"), 10)
+
+
+WHOLE = {
+    "file": lambda folder: write_whole(folder / "file", "new"),
+    "config.json": lambda folder: begin_stretch(folder, 1, CONFIG.to_json()),
+    "settings.jsonl": lambda folder: begin_stretch(folder, 1, CONFIG.to_json()),
+    "trajectories/step_1.parquet": trajectories,
+    "evaluations/step_1.json": lambda folder: write_results(folder / "evaluations/step_1.json", {}),
+    "page.html": page,
+}
+
+
+@pytest.mark.parametrize("name", sorted(WHOLE))
+def test_a_file_is_written_whole_or_stays_what_it_was(tmp_path, name):
+    path = block(tmp_path / name)
+    path.write_text("before")
+    with pytest.raises(
+        WriteError, match=rf"{name}: cannot be written \(No space left on device\); free space"
+    ) as error:
+        WHOLE[name](tmp_path)
+    assert "\n" not in str(error.value)
+    assert path.read_text() == "before" and not list(path.parent.glob("*.partial"))
+
+
+def test_a_line_is_appended_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    append_line(path, "one")
+    opened = type(path).open
+
+    class Short:
+        """A disk with room for three bytes more."""
+
+        def __init__(self, file):
+            self.file, self.room = file, 3
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def tell(self):
+            return self.file.tell()
+
+        def truncate(self, size):
+            return self.file.truncate(size)
+
+        def write(self, data):
+            if not self.room:
+                raise OSError(28, "No space left on device")
+            self.room -= 3
+            return self.file.write(data[:3])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(path), "open", lambda *words, **named: Short(opened(*words, **named)))
+        with pytest.raises(WriteError, match=r"metrics.jsonl: cannot be written \(No space left"):
+            append_line(path, "two, which does not fit")
+    assert path.read_text() == "one\n"
+    append_line(path, "three")
+    assert whole_lines(path) == ["one", "three"]
+
+
+def test_a_last_line_that_a_crash_cut_short_is_not_read(tmp_path):
+    (tmp_path / "x").write_text('{"step": 1}\n{"st')
+    assert whole_lines(tmp_path / "x") == ['{"step": 1}']
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    for write in (
+        lambda: write_whole(tmp_path / "file/page.html", "x"),
+        lambda: RunWriter(tmp_path / "file", None, PlainConsole(1)),
+        lambda: open_writer(CONFIG, tmp_path / "file/run", PlainConsole(1)),
+    ):
+        with pytest.raises(WriteError, match=r"file.*: cannot be written \((Not a directory|File exists)\)"):
+            write()
+
+
+def test_trackers_on_a_full_disk_are_named(tmp_path):
+    pytest.importorskip("tensorboard")
+    board = TensorBoard(tmp_path)
+    board._file.close()
+    board._file = board._records._writer = FULL.open("ab", buffering=0)
+    for write in (lambda w: w.metrics({"step": 1}), lambda w: w.rewind(0)):
+        with pytest.raises(WriteError, match=r"events.out.tfevents.*: cannot be written \(No space left"):
+            write(RunWriter(tmp_path, None, PlainConsole(1), [board]))
+
+
+def test_one_ranks_failure_ends_all_and_stops_further_writing():
+    init_distributed(CPU)
+    ranks, written = Ranks(), []
+    ranks.raise_any()
+    ranks.attempt(written.append, 1)
+    ranks.attempt(write_whole, Path("/dev/full/x"), "text")
+    ranks.attempt(written.append, 2)
+    assert written == [1]
+    with pytest.raises(WriteError, match="/dev/full/x: cannot be written"):
+        ranks.raise_any()
+    other = Ranks()
+    other.gather = lambda item: [item, "rank 1's words"]
+    with pytest.raises(WriteError, match="rank 1's words"):
+        other.raise_any()
+
+
+def test_a_log_on_a_full_disk_ends_the_run_with_one_line_and_status_two():
+    with FULL.open("w") as full:
+        words = ["main.py", "--config", "configs/tiny_cpu.json", "--run-dir", "/dev/null/never"]
+        code = f"import sys; sys.argv[1:] = {words[1:]!r}; import files, main; main._train = lambda *_: files.say('x')"
+        done = subprocess.run(
+            [sys.executable, "-c", f"{code}; sys.exit(main.main())"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: standard output: cannot be written (No space left on device); free space or make it writable, then go "
+        "on with --resume\n"
+    )
+
+
+def test_say_prints_where_there_is_room(capsys):
+    say("words")
+    assert capsys.readouterr().out == "words\n"
+
+
+def fill_at_step_3(monkeypatch, run_dir: Path, name: str) -> None:
+    """From step 3 on the disk takes no more of `name`."""
+    inner = RunWriter.trajectories
+
+    def trajectories(self, step, *words):
+        if step == 3 and name == "metrics.jsonl":
+            (run_dir / name).rename(run_dir / "kept")
+            (run_dir / name).symlink_to(FULL)
+        elif step == 3:
+            block(run_dir / name)
+        inner(self, step, *words)
+
+    monkeypatch.setattr(RunWriter, "trajectories", trajectories)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("straight")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        assert run(folder, "train.check=false") == 0
+    return folder
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "trajectories/step_3.parquet"])
+def test_a_run_that_met_a_full_disk_ends_with_one_line_and_resumes_exactly(
+    straight, tmp_path, monkeypatch, capsys, name
+):
+    monkeypatch.chdir(ROOT)
+    run_dir = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        fill_at_step_3(patch, run_dir, name)
+        assert run(run_dir, "train.check=false") == program.USER_ERROR_STATUS
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"{name}: cannot be written (No space left on device); free" in error
+    assert (run_dir / "checkpoints/step_2/state.json").exists()
+    if name == "metrics.jsonl":
+        (run_dir / "kept").replace(run_dir / name)
+    assert [row["step"] for row in metrics(run_dir)] == [1, 2]
+    assert run(run_dir, "train.check=false", resume=True) == 0
+    assert numbers(run_dir) == numbers(straight)
