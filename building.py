@@ -82,11 +82,12 @@ def build_teacher(config: Config, policy: Any, device: Any) -> Any:
         return Teacher(PredictingStates(live, implementation), present, measure, device)
     home = device if told.placement == "gpu" else host
     seed = config.train.seed + (told.source == "model")  # random weights of its own
-    born = device if config.model.random_weights else home  # the same draws wherever they will wait
+    # Not fused with ZeRO-3, which gathers a module's weights where it is called: those kernels read norms without.
+    whole = told.placement != "zero3"
+    born = device if config.model.random_weights and whole else home  # the same draws wherever they will wait
     model: Any = build_model(config.teacher_model, seed, born)
     model = places.frozen(model.to(home))
-    # Not with ZeRO-3, which gathers a module's weights where it is called: these kernels read norms without a call.
-    if home != device and told.placement != "zero3" and can_fuse(model.config, device):
+    if born != device and whole and can_fuse(model.config, device):
         from modeling.train_layers import fuse
 
         fuse(model)
