@@ -1,8 +1,8 @@
 """Compiles every Triton kernel for Hopper, in bf16, on a machine without a GPU: python -m tests.compile_kernels
 
 A launch compiles down to machine code and runs nothing. The interpreter accepts programs that the compiler refuses
-(a variable that changes its shape in a loop, say), and a GPU minute is a costly place to learn of them. Fails where a
-kernel was reached by no launch here, and where the compiler made one bf16 instruction of a product and a sum: it rounds
+(a variable that changes its shape in a loop, say), and a GPU minute is a costly place to learn of them. Fails where
+no launch here reaches a kernel, and where the compiler made one bf16 instruction of a product and a sum: it rounds
 once, where the modules that the kernels restate round twice.
 """
 
