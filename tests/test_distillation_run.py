@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import main as program
 from report.trajectories import read_step
 from tests.runs import TINY
 from tests.test_main import ROOT, metrics, numbers, run, trajectories, weights
+from tests.test_scripts import environment
 
 FIRST = ["train.steps=2", "train.save_every=1", "train.check=false"]
 TAUGHT = ["loss.distill_weight=1", f"teacher.path={TINY}", *FIRST]
@@ -163,3 +165,15 @@ def test_the_audit_says_why_no_loss_can_be_recomputed():
     config = {"loss": {"kl_coef": 0.0, "importance": "off", "distill_weight": 0.5}}
     assert "loss.distill_weight is above 0" in unstored(config)
     assert unstored({"loss": config["loss"] | {"distill_weight": 0.0}}) is None
+
+
+@pytest.mark.slow
+def test_a_student_that_cannot_use_the_tool_learns_it_from_the_trained_teacher(tmp_path):
+    """Minutes: the script makes teacher and student where they are absent."""
+    done = subprocess.run(
+        ["bash", "scripts/tiny_opsd_cpu.sh", "--run-dir", str(tmp_path / "run")], cwd=ROOT, capture_output=True,
+        text=True, env=environment(NUM_GPUS="1"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "before training  eval_avg_at_k 0 " in done.stdout
+    assert metrics(tmp_path / "run")[-1]["eval_avg_at_k"] >= 0.9
