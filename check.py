@@ -26,7 +26,7 @@ from reward import grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason
 
 GOLD_ROWS = 100
-SHOWN_TOKENS = 20  # of a prompt's end
+SHOWN_TOKENS = 16  # of a prompt's end
 PROBE_PROMPTS, PROBE_SAMPLES, PROBE_TOKENS, PROBE_TURNS = 2, 2, 64, 4
 SEED_OFFSET = 1 << 33  # neither training nor evaluation draws here
 # Far above what is healthy: mean |log-prob difference| between sampling and training, and between two forwards.

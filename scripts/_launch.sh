@@ -19,7 +19,7 @@ launch() {
     local gpus=${NUM_GPUS:-}
     if [ -z "$gpus" ]; then
         gpus=$(python -c 'import torch; print(max(1, torch.cuda.device_count()))' 2>/dev/null) || {
-            echo "error: NUM_GPUS=: without torch the GPUs cannot be counted; set it" >&2
+            echo "error: NUM_GPUS=: without torch the GPUs cannot be counted; set it, e.g. NUM_GPUS=1" >&2
             exit 2
         }
     fi

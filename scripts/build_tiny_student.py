@@ -18,6 +18,7 @@ from random import Random
 
 import torch
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
 
 from scripts.build_tiny_model import HOME, Line, build_model, episode, train
 from scripts.tiny_task import Step, draw_problem, trace
@@ -33,6 +34,7 @@ def last_turn(line: Line) -> Line:
 
 
 def build(out: Path, seed: int) -> None:
+    transformers_logging.disable_progress_bar()
     torch.set_num_threads(1)  # one thread makes the bytes repeat
     torch.manual_seed(seed)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(HOME)
