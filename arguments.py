@@ -107,6 +107,6 @@ def replay_parser() -> argparse.ArgumentParser:
 def _add_config(parser: argparse.ArgumentParser, required: bool = True) -> None:
     parser.add_argument("--config", required=required, metavar="FILE", help="settings, e.g. configs/tiny_cpu.json")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE",
-        help="override one setting, e.g. --set train.steps=3; may be repeated",
+        "--set", action="extend", nargs="+", default=[], metavar="SECTION.FIELD=VALUE",
+        help="override settings, e.g. --set train.steps=3 train.seed=1; may be repeated",
     )  # fmt: skip

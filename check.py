@@ -26,6 +26,7 @@ from reward import grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason
 
 GOLD_ROWS = 100
+SHOWN_TOKENS = 16  # of a prompt's end
 PROBE_PROMPTS, PROBE_SAMPLES, PROBE_TOKENS, PROBE_TURNS = 2, 2, 64, 4
 SEED_OFFSET = 1 << 33  # neither training nor evaluation draws here
 # Far above what is healthy: mean |log-prob difference| between sampling and training, and between two forwards.
@@ -138,6 +139,8 @@ def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Line, flo
 
 def _check_teacher(parts: Parts, records: Sequence[RolloutRecord]) -> list[Line]:
     """One pass over the probe; not where other ranks hold a part of the teacher (ZeRO-3)."""
+    if parts.teacher is None and parts.config.teacher.path:
+        return [Line("teacher", "note", "teacher.path is not used, since loss.distill_weight is 0")]
     if parts.teacher is None or (parts.config.teacher.placement == "zero3" and parts.world_size > 1):
         return []
     started = time.perf_counter()
@@ -149,7 +152,8 @@ def _check_teacher(parts: Parts, records: Sequence[RolloutRecord]) -> list[Line]
 def _check_prompt(parts: Parts) -> Line:
     ids = parts.data.prompts[0]
     text = parts.tokenizer.decode(ids, skip_special_tokens=False)
-    shown = f"{len(ids)} tokens, ending in {text[-60:]!r}"
+    tail = parts.tokenizer.decode(ids[-SHOWN_TOKENS:], skip_special_tokens=False)  # never a part of a control token
+    shown = f"{len(ids)} tokens, ending in {tail!r}"
     if "boxed" not in text:
         mend = (
             "it does not ask for \\boxed{}, which alone is graded; ask in data.system_prompt if the model has to know"
@@ -174,7 +178,10 @@ def _check_lengths(parts: Parts) -> Line:
 
 def _check_held_out(parts: Parts) -> Line:
     if parts.eval_data is None:
-        return Line("held out", "ok", "no evaluation (eval.path is empty)")
+        text = "no evaluation (eval.path is empty)"
+        if parts.config.eval.every or parts.config.eval.at_start:
+            return Line("held out", "note", f"{text}, although eval.every or eval.at_start asks for one")
+        return Line("held out", "ok", text)
     trained = {problem.prompt for problem in parts.data.problems}
     count = len(parts.eval_data.problems)
     seen = sum(problem.prompt in trained for problem in parts.eval_data.problems)

@@ -168,7 +168,7 @@ class TrainConfig:
         require(self.learning_rate > 0, "train.learning_rate", self.learning_rate, "must be above 0")
         require(
             0 <= self.warmup_steps < self.steps, "train.warmup_steps", self.warmup_steps,
-            f"must lie between 0 and train.steps={self.steps}",
+            f"must be 0 or more and less than train.steps={self.steps}; lower it too",
         )  # fmt: skip
         for name in ("adam_beta1", "adam_beta2"):
             value = getattr(self, name)

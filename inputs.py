@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from config import Config, ConfigError, ModelConfig
+from config import Config, ConfigError, ModelConfig, UserError
 from files import say
 from schema import differences, read_json
 
@@ -60,6 +60,13 @@ def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
         _say(f"resuming with {name} changed from {before!r} to {now!r}")
     _say(f"resuming from {latest}")
     return latest
+
+
+def run_folder(name: str) -> Path:
+    """The folder of a run that has begun, as the subcommands are given it. Raises UserError."""
+    if not (Path(name) / "config.json").is_file():
+        raise UserError(f"{name}: no config.json; name the folder of a run")
+    return Path(name)
 
 
 def check_batch(config: Config, world_size: int) -> None:
@@ -221,10 +228,11 @@ def _shape(name: str, model: ModelConfig, context_length: int) -> Any:
 
 
 def _from_hub(name: str, path: str, loader: Any) -> Any:
-    hub_name = path.count("/") == 1 and path[0] not in "/.~"
-    if not Path(path).is_dir() and not hub_name:
+    hub_name, folder = path.count("/") == 1 and path[0] not in "/.~", Path(path).is_dir()
+    if not folder and not hub_name:
         raise ConfigError(name, path, "is neither a folder nor a hub name of the form organisation/model")
     try:
         return loader.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(name, path, f"cannot be loaded: {str(error).splitlines()[0]}") from error
+        where = "cannot be loaded" if folder else "is no folder here, and as a hub name cannot be loaded"
+        raise ConfigError(name, path, f"{where}: {str(error).splitlines()[0]}") from error

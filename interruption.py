@@ -61,7 +61,10 @@ class Interruption:
         for once in (signal.SIGTERM, signal.SIGINT):
             signal.signal(once, signal.SIG_DFL)
         name = signal.Signals(number).name
-        words = f"{name}: the step under way is finished and saved, then the run ends; a second one ends it at once\n"
+        words = (
+            f"{name}: the step under way is finished and saved, then the run ends (--resume goes on); "
+            "a second one ends it at once\n"
+        )
         with contextlib.suppress(OSError):  # not print: the signal may have come inside one
             os.write(1, words.encode())
 

@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if words and words[0] in SUBCOMMANDS:
             return SUBCOMMANDS[words[0]](words[1:])
+        if words and not words[0].startswith("-"):
+            raise UserError(f"{words[0]}: no such subcommand; known: {', '.join(SUBCOMMANDS)}; --config FILE trains")
         args = arguments.train_parser().parse_args(words)
         config = load_config(args.config, args.set)
         run_dir = Path(args.run_dir or config.log.run_dir or f"runs/{Path(args.config).stem}")
@@ -82,6 +84,8 @@ def _train(config: Config, run_dir: Path, resume: bool, interruption: Interrupti
         if writer:
             begin_stretch(run_dir, first + 1, config.to_json())
         trainer.run(first, interruption)
+        if writer and (run_dir / "metrics.jsonl").exists():
+            say(f"the run is in {run_dir}; main.py report {run_dir} shows it")
 
 
 def _print_peak(memory: Any) -> None:
@@ -162,7 +166,7 @@ def _audit(words: Sequence[str]) -> int:
     from report.settings import stretches
 
     args = arguments.audit_parser().parse_args(words)
-    run_dir = Path(args.run)
+    run_dir = inputs.run_folder(args.run)
     if args.math_verify:
         from second_opinion import list_disagreements
 
@@ -191,8 +195,9 @@ def _report(words: Sequence[str]) -> int:
     from report.page import write_report
 
     args = arguments.report_parser().parse_args(words)
-    tokenizer = inputs.load_tokenizer(load_config(Path(args.run) / "config.json"))
-    print(write_report(Path(args.run), tokenizer, args.out, args.trajectories))
+    run_dir = inputs.run_folder(args.run)
+    tokenizer = inputs.load_tokenizer(load_config(run_dir / "config.json"))
+    print(write_report(run_dir, tokenizer, args.out, args.trajectories))
     return 0
 
 
@@ -211,7 +216,7 @@ def _replay(words: Sequence[str]) -> int:
     from trainer import sampling_of
 
     args = arguments.replay_parser().parse_args(words)
-    run_dir = Path(args.run)
+    run_dir = inputs.run_folder(args.run)
     row = replay.pick(run_dir, args.step, args.sample)
     config = parse_config(settings_of(run_dir, args.step))
     weights = replay.weights_before(config.model, run_dir, row["policy_step"])

@@ -27,7 +27,6 @@ import torch.distributed as dist
 from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 import lora
 from config import Config, ConfigError
@@ -41,7 +40,6 @@ from reference import Reference
 from zero_settings import BUCKET_ELEMENTS, deepspeed_settings
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
-transformers_logging.disable_progress_bar()
 
 
 def init_distributed(device: torch.device) -> None:

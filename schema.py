@@ -36,7 +36,9 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """One JSON object of sections. Raises ConfigError."""
     try:
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError("--config", str(path), f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise ConfigError("--config", str(path), f"cannot be read: {error}") from error
     except json.JSONDecodeError as error:
         raise ConfigError("--config", str(path), f"line {error.lineno} is not JSON: {error.msg}") from error

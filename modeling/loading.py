@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from config import ModelConfig
 from modeling import attention, experts
@@ -11,6 +12,8 @@ from modeling.fused import can_fuse
 from modeling.quantized import forget_quantization, loading_options
 from modeling.routing import watch
 from modeling.shapes import shape_source
+
+transformers_logging.disable_progress_bar()
 
 
 def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrainedModel:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from files import say
 
 SHOWN = (
-    "reward", "correct", "loss", "clip_fraction", "entropy", "grad_norm", "mismatch_mean", "length", "turns",
-    "tool_error_rate", "eval_avg_at_k", "eval_avg_low", "eval_avg_high", "eval_cut", "eval_boxless",
+    "reward", "correct", "loss", "teacher_divergence", "clip_fraction", "entropy", "grad_norm", "mismatch_mean",
+    "length", "turns", "tool_error_rate", "eval_avg_at_k", "eval_avg_low", "eval_avg_high", "eval_cut", "eval_boxless",
     "rollout_tokens_per_second", "update_tokens_per_second", "seconds",
 )  # fmt: skip
 # The live table's columns: header, name in the metrics row.

@@ -16,7 +16,13 @@ launch() {
         echo "error: HOSTFILE=$HOSTFILE: cannot be read; name a file of lines such as 'host slots=8'" >&2
         exit 2
     fi
-    local gpus=${NUM_GPUS:-$(python -c 'import torch; print(max(1, torch.cuda.device_count()))')}
+    local gpus=${NUM_GPUS:-}
+    if [ -z "$gpus" ]; then
+        gpus=$(python -c 'import torch; print(max(1, torch.cuda.device_count()))' 2>/dev/null) || {
+            echo "error: NUM_GPUS=: without torch the GPUs cannot be counted; set it, e.g. NUM_GPUS=1" >&2
+            exit 2
+        }
+    fi
     local command=(python main.py)
     if [ -n "${HOSTFILE:-}" ]; then
         command=(deepspeed --hostfile "$HOSTFILE" ${NUM_GPUS:+--num_gpus "$NUM_GPUS"} main.py)

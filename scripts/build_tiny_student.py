@@ -1,6 +1,6 @@
 """Builds models/tiny_student: the tiny Qwen3 again, but of a model that has never seen a tool call.
 
-    python scripts/build_tiny_student.py [--out DIR] [--seed N]
+    python -m scripts.build_tiny_student [--out DIR] [--seed N]
 
 The same shape, initial scale and tokenizer as models/tiny_qwen3, trained from nothing on two kinds of episode, neither
 with a call of its own: it answers at once with the digits of the problem's three numbers in a box, or it reads calls
@@ -17,9 +17,11 @@ from pathlib import Path
 from random import Random
 
 import torch
-from build_tiny_model import HOME, Line, build_model, episode, train
-from tiny_task import Step, draw_problem, trace
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
+
+from scripts.build_tiny_model import HOME, Line, build_model, episode, train
+from scripts.tiny_task import Step, draw_problem, trace
 
 STEPS = 300
 
@@ -32,6 +34,7 @@ def last_turn(line: Line) -> Line:
 
 
 def build(out: Path, seed: int) -> None:
+    transformers_logging.disable_progress_bar()
     torch.set_num_threads(1)  # one thread makes the bytes repeat
     torch.manual_seed(seed)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(HOME)

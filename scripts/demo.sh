@@ -8,7 +8,6 @@ source "$(dirname "$0")/_venv.sh"
 install requirements.txt
 run_dir=$(mktemp -d "${TMPDIR:-/tmp}/demo.XXXXXX")
 python main.py --config configs/tiny_cpu.json --run-dir "$run_dir" "$@"
-echo "the run is in $run_dir"
 python - "$run_dir" <<'PY'
 import json, pathlib, sys
 run = pathlib.Path(sys.argv[1])

@@ -10,6 +10,6 @@ if [ -z "${DRY_RUN:-}" ]; then
         rm -rf runs/tiny_teacher # what a killed run left
         python main.py --config configs/tiny_cpu.json --run-dir runs/tiny_teacher
     fi
-    [ -e runs/tiny_student/model.safetensors ] || python scripts/build_tiny_student.py --out runs/tiny_student
+    [ -e runs/tiny_student/model.safetensors ] || python -m scripts.build_tiny_student --out runs/tiny_student
 fi
 launch configs/tiny_opsd_cpu.json "$@"

@@ -103,6 +103,24 @@ def test_evaluation_prompts_that_are_trained_on_are_noted(parts):
     assert lines_of(parts, eval_data=fresh)["held out"].state == "ok"
 
 
+@pytest.mark.parametrize(
+    ("section", "settings", "name", "words"),
+    [
+        ("eval", {"every": 5}, "held out", "eval.path is empty"),
+        ("eval", {"at_start": True}, "held out", "eval.path is empty"),
+        ("teacher", {"path": "some/model"}, "teacher", "loss.distill_weight is 0"),
+    ],
+)
+def test_settings_that_do_nothing_are_noted(parts, section, settings, name, words):
+    changed = dataclasses.replace(getattr(parts.config, section), **settings)
+    line = lines_of(parts, config=dataclasses.replace(parts.config, **{section: changed}))[name]
+    assert line.state == "note" and words in line.text
+
+
+def test_the_shown_end_of_a_prompt_begins_with_a_whole_token(healthy):
+    assert "ending in '<|im_start|>user" in healthy["prompt"].text
+
+
 def test_a_reference_that_is_not_graded_right_fails_with_its_line(parts):
     data = TrainingData([Problem("x", "1", 1), Problem("y", "}{", 7)], parts.data.prompts[:2])
     line = lines_of(parts, data=data)["gold"]

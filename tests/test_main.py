@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import arguments
 import checkpoint
 import main as program
 from report.trajectories import read_step
@@ -245,9 +246,21 @@ def test_a_run_is_reported_and_compared_in_one_file_each(straight, tmp_path, cap
 
 
 def test_looking_at_a_folder_without_a_run_is_refused(capsys, tmp_path):
-    for words in (["report", str(tmp_path)], ["compare", str(tmp_path), str(tmp_path)]):
+    folder, draw = str(tmp_path), ["--step", "1", "--sample", "0"]
+    for words in (["report", folder], ["audit", folder], ["replay", folder, *draw], ["compare", folder, folder]):
         assert program.main(words) == 2
-        assert capsys.readouterr().err.startswith("error: ")
+        message = capsys.readouterr().err
+        assert message.startswith(f"error: {folder}: no ") and "name the folder of a run" in message
+
+
+def test_an_unknown_subcommand_is_refused_with_the_known_ones(capsys):
+    assert program.main(["chek", "--config", "configs/tiny_cpu.json"]) == 2
+    assert "chek: no such subcommand; known: check, evaluate" in capsys.readouterr().err
+
+
+def test_one_set_takes_several_settings_and_may_be_repeated():
+    words = ["--config", "c", "--set", "train.steps=3", "train.seed=1", "--set", "loss.policy=grpo"]
+    assert arguments.train_parser().parse_args(words).set == ["train.steps=3", "train.seed=1", "loss.policy=grpo"]
 
 
 def error_of(capsys, tmp_path: Path, *settings: str, resume: bool = False) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from tests.test_main import ROOT, SMALL, trajectories
 
 CONFIGS = sorted(p.stem for p in (ROOT / "configs").glob("*.json"))
+BUILDER = r"python (?:-m scripts\.|scripts/)\w+(?:\.py)?"
 PYTHON_FIRST = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "SKIP_INSTALL": "1"}
 
 
@@ -65,6 +67,24 @@ def test_a_missing_rendezvous_variable_is_named(missing):
     variables = {"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "first", "NUM_GPUS": "1"}
     del variables[missing]
     assert f"{missing}: set" in dry_run("qwen3_8b_8gpu", **variables)
+
+
+def test_without_torch_a_dry_run_asks_for_the_number_of_gpus(tmp_path):
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "python").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    said = dry_run("smoke_qwen3_0.6b", PATH=path)
+    if not (ROOT / ".venv").exists():  # else the script puts that first
+        assert said == "error: NUM_GPUS=: without torch the GPUs cannot be counted; set it, e.g. NUM_GPUS=1\n"
+    assert dry_run("smoke_qwen3_0.6b", PATH=path, NUM_GPUS="1").startswith("python main.py")
+
+
+def test_what_a_script_builds_with_starts_in_a_clean_clone():
+    commands = {c for file in (ROOT / "scripts").glob("*.sh") for c in re.findall(BUILDER, file.read_text())}
+    assert commands
+    for command in commands:
+        bare = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
+        subprocess.run([*command.split(), "--help"], cwd=ROOT, env=bare, check=True, stdout=subprocess.DEVNULL)
 
 
 def test_two_agents_on_loopback_train_as_two_machines_would(tmp_path):
