@@ -108,7 +108,7 @@ def plan_memory(config: Config, shape: Any, policy: Any, kv_cache: int) -> tuple
     """
     from modeling.forecast import forecast, micro_batch_tokens
 
-    room = policy.update_room()
+    room = policy.update_room(kv_cache if config.rollout.release_kv else 0)
     if config.train.max_tokens_per_micro_batch == "auto" and room is not None:
         tokens = micro_batch_tokens(config, shape, room)
         config = dataclasses.replace(

@@ -36,6 +36,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.path), "data.path", self.path, "name a JSONL file with one problem a line")
+        for name in ("prompt_field", "answer_field"):
+            require(bool(getattr(self, name)), f"data.{name}", "", "name a field of data.path's lines")
         require(
             self.prompt_field != self.answer_field, "data.answer_field", self.answer_field,
             "must differ from data.prompt_field",

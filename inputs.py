@@ -231,9 +231,14 @@ def _shape(name: str, model: ModelConfig, context_length: int) -> Any:
 
 
 def _from_hub(name: str, path: str, loader: Any) -> Any:
+    from transformers import AutoTokenizer
+
     hub_name = path.count("/") == 1 and path[0] not in "/.~"
     if not Path(path).is_dir() and not hub_name:
         raise ConfigError(name, path, "is neither a folder nor a hub name of the form organisation/model")
+    if loader is not AutoTokenizer and (Path(path) / "adapter_config.json").exists():
+        raise ConfigError(name, path, "holds LoRA adapters and no model; merge them into their base with peft's "
+                          "merge_and_unload, save that, and name its folder")  # fmt: skip
     try:
         return loader.from_pretrained(path)
     except (OSError, ValueError) as error:
