@@ -114,8 +114,9 @@ def plan_memory(config: Config, shape: Any, policy: Any, kv_cache: int) -> tuple
         config = dataclasses.replace(
             config, train=dataclasses.replace(config.train, max_tokens_per_micro_batch=tokens)
         )
-    parameters = sum(parameter.numel() for parameter in policy.model.parameters())
-    return config, forecast(config, shape, parameters, kv_cache, policy.world_size, room)
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in policy.model.parameters()]
+    held, trained = sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
+    return config, forecast(config, shape, held, kv_cache, policy.world_size, room, trained)
 
 
 def build_cache(config: Config, shape: Any, model: Any, device: Any) -> Any:

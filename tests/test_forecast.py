@@ -35,6 +35,12 @@ def test_model_states_are_those_of_zero_2_in_bf16():
     assert one.device == one.weights + one.gradients + one.optimizer + one.update
 
 
+def test_only_what_trains_has_gradients_and_moments():
+    whole, adapters = (forecast(CONFIG, SHAPE, PARAMETERS, 0, 1, trained=count) for count in (None, 10**6))
+    assert adapters.weights == whole.weights
+    assert (adapters.gradients, adapters.optimizer) == (6 * 10**6, 12 * 10**6)
+
+
 def test_offload_moves_the_optimizer_to_the_host():
     kept, moved = (forecast(changed(train={"offload_optimizer": o}), SHAPE, PARAMETERS, 0, 1) for o in (False, True))
     assert kept.device - moved.device == moved.host == 12 * PARAMETERS
@@ -94,15 +100,16 @@ def test_auto_takes_the_tokens_whose_activations_all_fit_and_one_row_at_least():
 
 def test_auto_counts_on_the_memory_of_a_cache_that_is_released():
     class Roomy:
-        model, world_size = AutoModelForCausalLM.from_pretrained(ROOT / "models/tiny_qwen3"), 1
+        model, world_size = AutoModelForCausalLM.from_pretrained(ROOT / "models/tiny_qwen3").requires_grad_(False), 1
 
         def update_room(self, released: int) -> int:
             return 20 * 10**9 + released
 
     auto = {"train": {"max_tokens_per_micro_batch": "auto"}, "model": {"gradient_checkpointing": "auto"}}
-    kept, released = (
-        plan_memory(changed(rollout={"release_kv": r}, **auto), SHAPE, Roomy(), 40 * 10**9)[0] for r in (False, True)
+    (kept, memory), (released, _) = (
+        plan_memory(changed(rollout={"release_kv": r}, **auto), SHAPE, Roomy(), 40 * 10**9) for r in (False, True)
     )
+    assert memory.weights > 0 == memory.gradients  # nothing of this model trains
     assert kept.micro_batch_tokens == micro_batch_tokens(changed(**auto), SHAPE, 20 * 10**9)
     assert released.micro_batch_tokens == micro_batch_tokens(changed(**auto), SHAPE, 60 * 10**9)
     assert released.micro_batch_tokens > kept.micro_batch_tokens
