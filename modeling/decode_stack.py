@@ -220,6 +220,7 @@ class DecodeStack:
             W=t.warps, STAGES=t.stages, SPLITS=splits, BIAS=layer.biases is not None,
             NORM=layer.head_norms is not None, SINKS=layer.sinks is not None, WINDOW=w.window * plan,
             PREFETCH=t.prefetch, PDL=self.overlap, write=int(write), num_warps=t.warps, launch_pdl=self.overlap,
+            enable_fp_fusion=False,  # else a rotation's product and sum round once, where the modules round twice
         )  # fmt: skip
 
     def _mlp(self, rows: int, index: int, layer: LayerWeights) -> int:

@@ -107,10 +107,6 @@ class RolloutRecord:
             )
         if not self.turns or not any(self.sampled):
             return "no sampled token; a trajectory has at least one turn"
-        if len(self.routes) % (length - 1):
-            return (
-                f"{len(self.routes)} bytes of routes; equally many for each of the {length - 1} first tokens are due"
-            )
         if self.turns[0].start < 1:
             return "no prompt token before the first turn"
         spans, end = [False] * length, 0
@@ -126,6 +122,10 @@ class RolloutRecord:
                 return f"token {index} has log-prob {logprob} but was not sampled"
             if not float("-inf") < logprob <= 0.0:
                 return f"token {index} has log-prob {logprob}; it must be finite and at most 0"
+        if len(self.routes) % (length - 1):
+            return (
+                f"{len(self.routes)} bytes of routes; equally many for each of the {length - 1} first tokens are due"
+            )
         return None
 
     @property
