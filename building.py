@@ -109,14 +109,15 @@ def plan_memory(config: Config, shape: Any, policy: Any, kv_cache: int) -> tuple
     """
     from modeling.forecast import forecast, micro_batch_tokens
 
-    room = policy.update_room()
+    room = policy.update_room(kv_cache if config.rollout.release_kv else 0)
     if config.train.max_tokens_per_micro_batch == "auto" and room is not None:
         tokens = micro_batch_tokens(config, shape, room)
         config = dataclasses.replace(
             config, train=dataclasses.replace(config.train, max_tokens_per_micro_batch=tokens)
         )
-    parameters = sum(parameter.numel() for parameter in policy.model.parameters())
-    return config, forecast(config, shape, parameters, kv_cache, policy.world_size, room)
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in policy.model.parameters()]
+    held, trained = sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
+    return config, forecast(config, shape, held, kv_cache, policy.world_size, room, trained)
 
 
 def build_cache(config: Config, shape: Any, model: Any, device: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from schema import ConfigError, UserError, apply_override, parse_sections, read_
 from teacher_config import TeacherConfig, check_distillation
 from watch_config import EvalConfig, LogConfig
 
-__all__ = ["Config", "ConfigError", "ModelConfig", "UserError", "load_config", "parse_config"]
+__all__ = ["Config", "ConfigError", "ModelConfig", "UserError", "load_config", "parse_config", "with_defaults"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.path), "data.path", self.path, "name a JSONL file with one problem a line")
+        for name in ("prompt_field", "answer_field"):
+            require(bool(getattr(self, name)), f"data.{name}", "", "name a field of data.path's lines")
         require(
             self.prompt_field != self.answer_field, "data.answer_field", self.answer_field,
             "must differ from data.prompt_field",
@@ -278,3 +281,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 def parse_config(raw: dict[str, Any]) -> Config:
     """A dictionary of sections into a checked `Config`. Raises ConfigError."""
     return parse_sections(Config, raw, _FOREIGN)
+
+
+def with_defaults(resolved: dict[str, Any]) -> dict[str, Any]:
+    """The resolved settings of a run; those that came after it at their defaults, which do what was done before."""
+    sections = typing.get_type_hints(Config)
+    known = {name: {f.name: f.default for f in dataclasses.fields(cls)} for name, cls in sections.items()}
+    defaults = json.loads(json.dumps(known))
+    return resolved | {name: defaults[name] | resolved.get(name, {}) for name in defaults}

@@ -256,7 +256,7 @@ def collate(
     weights: of each record's sampled tokens, denominators included
     max_tokens: most tokens in a micro-batch
     leave_out_equal: records of advantage 0 stay out of the forward, since they add exactly nothing to the gradient
-        (without a KL penalty)
+        (unless `loss.needs_every_row`)
     A rank with nothing to train runs a batch of weight 0, since every rank must join the reduction.
     """
     weighted = list(zip(scored, weights, strict=True))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from config import Config, ConfigError, ModelConfig, UserError
+from config import Config, ConfigError, ModelConfig, UserError, with_defaults
 from files import say
 from schema import differences, read_json
 
@@ -48,7 +48,7 @@ def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
         raise CheckpointError(
             f"{run_dir}: no complete checkpoint to resume from; start without --resume in another folder"
         )
-    changed = differences(read_json(run_dir / "config.json"), json.loads(config.to_json()))
+    changed = differences(with_defaults(read_json(run_dir / "config.json")), json.loads(config.to_json()))
     for name, (before, now) in changed.items():
         if name in FIXED_BY_THE_CURSOR:
             raise ConfigError(name, now, f"was {before!r} in the run to resume, and fixes which problems are done; "
@@ -178,12 +178,22 @@ def check_teacher(config: Config, tokenizer: Any) -> Any:
     Heads of different lengths are allowed where both tokenizers give every token the same id: models of one family pad
     their heads differently, and the further rows belong to no token.
     """
-    if config.loss.distill_weight == 0 or config.teacher.source != "model":
+    if config.loss.distill_weight == 0:
         return None
     from transformers import AutoTokenizer
 
+    own_size, top_k = (
+        _shape("model.path", config.model, config.rollout.context_length).vocab_size,
+        config.teacher.top_k,
+    )
+    if config.teacher.source != "model":
+        if top_k >= own_size:
+            raise ConfigError(
+                "teacher.top_k", top_k, f"the policy has a vocabulary of {own_size}; set less, or 0 for all of it"
+            )
+        return None
     theirs = _shape("teacher.path", config.teacher_model, config.rollout.context_length)
-    sizes = (theirs.vocab_size, _shape("model.path", config.model, config.rollout.context_length).vocab_size)
+    sizes = (theirs.vocab_size, own_size)
     mend = "a teacher must share the policy's tokenizer; name one of the same family"
     said = f"the teacher has a vocabulary of {sizes[0]}, the policy one of {sizes[1]}"
     if config.model.random_weights:  # no tokenizer comes with a shape
@@ -199,8 +209,8 @@ def check_teacher(config: Config, tokenizer: Any) -> Any:
             )
         if sizes[0] != sizes[1]:
             _say(f"{said}; their tokenizers are equal, so the first {min(sizes)} are compared")
-    if config.teacher.top_k >= min(sizes):
-        raise ConfigError("teacher.top_k", config.teacher.top_k, f"{said}; set less, or 0 for all of it")
+    if top_k >= min(sizes):
+        raise ConfigError("teacher.top_k", top_k, f"{said}; set less, or 0 for all of it")
     return theirs
 
 
@@ -228,9 +238,14 @@ def _shape(name: str, model: ModelConfig, context_length: int) -> Any:
 
 
 def _from_hub(name: str, path: str, loader: Any) -> Any:
+    from transformers import AutoTokenizer
+
     hub_name, folder = path.count("/") == 1 and path[0] not in "/.~", Path(path).is_dir()
     if not folder and not hub_name:
         raise ConfigError(name, path, "is neither a folder nor a hub name of the form organisation/model")
+    if loader is not AutoTokenizer and (Path(path) / "adapter_config.json").exists():
+        raise ConfigError(name, path, "holds LoRA adapters and no model; merge them into their base with peft's "
+                          "merge_and_unload, save that, and name its folder")  # fmt: skip
     try:
         return loader.from_pretrained(path)
     except (OSError, ValueError) as error:

@@ -55,7 +55,7 @@ class LossConfig:
     @property
     def needs_every_row(self) -> bool:
         """Whether trajectories of advantage 0 have something to train."""
-        return self.kl_coef > 0 or self.distill_weight > 0
+        return self.kl_coef > 0 or self.router_balance > 0 or self.distill_weight > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import date
 from typing import Literal
 
 from schema import require
@@ -26,8 +27,18 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.path), "model.path", self.path, "name a model folder, e.g. models/tiny_qwen3")
-        date = self.current_date
+        day = self.current_date
         require(
-            date is None or re.fullmatch(r"\d{4}-\d\d-\d\d", date) is not None, "model.current_date", date,
-            "write YYYY-MM-DD, or null",
+            day is None or _is_date(day), "model.current_date", day,
+            "write YYYY-MM-DD, a day that exists, or null",
         )  # fmt: skip
+
+
+def _is_date(text: str) -> bool:
+    if re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII) is None:  # ISO 8601 has more forms
+        return False
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True

@@ -131,9 +131,10 @@ class Policy:
             self._engine.step()  # counts the micro-batch, updates nothing
         self._accumulating = not last
 
-    def update_room(self) -> int | None:
+    def update_room(self, released: int = 0) -> int | None:
         """Bytes that a micro-batch may take on every rank, from what is free now; None on CPU. Collective.
 
+        released: bytes that stand now and will be away in updates (rollout.release_kv)
         Call it once cache and captured graphs stand. From here on torch's pools grow in place: micro-batches of unlike
         sizes would tear them otherwise (15 of 147 GB lay idle in an update at 4B).
         """
@@ -144,7 +145,8 @@ class Policy:
             torch.cuda.memory._set_allocator_settings("expandable_segments:True")
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         moments = 0 if self.config.train.offload_optimizer else 8 * trained // self.world_size
-        room = torch.tensor(free_bytes(self.device) - self._gradient_bytes() - moments, device=self.device)
+        free = free_bytes(self.device) + released
+        room = torch.tensor(free - self._gradient_bytes() - moments, device=self.device)
         dist.all_reduce(room, dist.ReduceOp.MIN)
         return int(room)
 

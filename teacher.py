@@ -28,7 +28,7 @@ class Teacher:
         self, module: nn.Module, present: Callable[[], AbstractContextManager[Tensor]], measure: Measure,
         device: torch.device,
     ):  # fmt: skip
-        """module: a packed batch in, hidden states [M, H'] out (`modeling.packed.PredictingStates`)
+        """module: a packed batch in, hidden states [M, H'] out (`modeling.packed_model.PredictingStates`)
         present: brings the weights to the device for a pass; gives the LM head, which stays valid after it
         """
         self._module, self._present, self.measure, self._device = module, present, measure, device

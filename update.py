@@ -47,7 +47,7 @@ class OneUpdate:
 
     loss: float
     grad_norm: float  # before clipping; not finite where the step was skipped
-    tokens: int  # without a KL penalty or a teacher, rows of advantage 0 are left out, as in the forward
+    tokens: int  # rows of advantage 0 are left out, as in the forward, unless `loss.needs_every_row`
     clip_fraction: float
     entropy: float  # nats a token
     ratio_error: float  # largest |ratio - 1|; exactly 0 in the first update

@@ -88,14 +88,16 @@ class Memory:
 
 
 def forecast(
-    config: Config, shape: Any, parameters: int, kv_cache: int, world_size: int, room: int | None = None
-) -> Memory:
+    config: Config, shape: Any, parameters: int, kv_cache: int, world_size: int, room: int | None = None,
+    trained: int | None = None,
+) -> Memory:  # fmt: skip
     """shape: the Hugging Face config; parameters: their number; kv_cache: bytes, as allocated.
 
+    trained: how many of the parameters are; None: all, as without lora.rank
     room: bytes that a micro-batch may take, where model.gradient_checkpointing is "auto" on a GPU
     """
     wide = config.model.dtype == "float32"
-    part = parameters // world_size
+    part = (parameters if trained is None else trained) // world_size
     update, kept = _update(config, shape, config.micro_batch_tokens, room)
     return Memory(
         weights=(4 if wide else 2) * parameters,

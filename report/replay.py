@@ -57,6 +57,11 @@ def weights_before(model: ModelConfig, run_dir: Path, policy_step: int) -> Model
     if policy_step == 0:
         return model
     folder = run_dir / "checkpoints" / f"step_{policy_step}"
+    if (folder / "adapter_config.json").exists():
+        raise ReplayError(
+            f"--step={policy_step + 1}: {folder} holds LoRA adapters alone, which are not replayed; "
+            "can be replayed: 1 (before them)"
+        )
     if (folder / "state.json").exists():
         return dataclasses.replace(model, path=str(folder), random_weights=False)
     made = (path.parent.name.removeprefix("step_") for path in (run_dir / "checkpoints").glob("step_*/state.json"))

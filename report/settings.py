@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from config import with_defaults
 from files import write_whole
 from schema import differences, read_json
 
@@ -27,13 +28,19 @@ class Stretch:
 
 
 def stretches(run_dir: Path) -> list[Stretch]:
-    """In order, together every step; a run from before there was a history has one. Raises ConfigError."""
+    """In order, together every step; a run from before there was a history has one. Raises ConfigError.
+
+    A run from before a setting has it at its default.
+    """
     path = run_dir / "settings.jsonl"
     if not path.exists():
-        return [Stretch(range(1, LAST), read_json(run_dir / "config.json"))]
+        return [Stretch(range(1, LAST), with_defaults(read_json(run_dir / "config.json")))]
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     ends = [*(line["first_step"] for line in lines[1:]), LAST]
-    return [Stretch(range(line["first_step"], end), line["config"]) for line, end in zip(lines, ends, strict=True)]
+    return [
+        Stretch(range(line["first_step"], end), with_defaults(line["config"]))
+        for line, end in zip(lines, ends, strict=True)
+    ]
 
 
 def settings_of(run_dir: Path, step: int) -> dict[str, Any]:

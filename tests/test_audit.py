@@ -168,6 +168,16 @@ def test_of_several_updates_the_first_is_recomputed_and_the_others_are_named(tmp
     assert "made 1 updates" in run_audit(tmp_path, two_groups(), metrics() | {"reward": 0.2}, several)[1][0]
 
 
+@pytest.mark.parametrize("name", ["distill_weight", "router_balance"])
+def test_a_teacher_and_a_balance_loss_train_equal_groups_too(tmp_path, name):
+    alone = [rows()[0] | {"advantage": 0.0}]  # one sample of its prompt
+    counts, problems, [missing] = run_audit(
+        tmp_path, alone, metrics() | {"reward": 1.0, "loss": 0.4}, changed(**{name: 1.0})
+    )
+    assert (counts["losses"], problems) == (0, [])
+    assert f"loss.{name}" in missing
+
+
 @pytest.mark.parametrize(
     ("loss", "words"), [({"kl_coef": 0.1}, "loss.kl_coef"), ({"importance": "token"}, "loss.importance")]
 )

@@ -239,6 +239,8 @@ def test_the_factory_gives_gpt_oss_harmony_and_refuses_what_it_cannot_mean(token
             make_chat(family, tokenizer, TOOLS, settings_of(**values))
     with pytest.raises(ConfigError, match=r"model\.current_date='tomorrow': write YYYY-MM-DD"):
         settings_of(current_date="tomorrow")
+    with pytest.raises(ConfigError, match=r"model\.current_date='2026-02-30': .*exists"):
+        settings_of(current_date="2026-02-30")
 
 
 def test_a_tokenizer_of_another_family_is_refused_with_the_mend(tokenizer):

@@ -99,6 +99,8 @@ def test_every_field_is_read_outside_the_config_module():
         (TAUGHT | {"teacher": {"source": "ema"}, "lora": {"rank": 4}}, ["teacher.source='ema'", "lora.rank"]),
         (TAUGHT | {"teacher": {"path": "t"}, "rollout": {"max_refills": 1}}, ["rollout.max_refills=1", "rewards"]),
         (TAUGHT | {"teacher": {"source": "live", "privilege": "{hint}"}}, ["data.hint_field=''", "{hint}"]),
+        (with_section("data", prompt_field=""), ["data.prompt_field=''", "name a field"]),
+        (with_section("data", answer_field=""), ["data.answer_field=''", "name a field"]),
         (with_section("tool", preload="numpy"), ["tool.preload='numpy'", "list of strings"]),
         ({"model": 3}, ["model=3", "JSON object"]),
         ({}, ["model.path", "name a model folder"]),

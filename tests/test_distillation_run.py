@@ -97,6 +97,7 @@ def test_a_longer_head_with_the_same_tokenizer_is_compared_over_what_both_have(t
     ("settings", "words"),
     [
         (["teacher.top_k=339"], ["teacher.top_k=339", "of 339", "set less"]),
+        (["teacher.path=", "teacher.source=base", "teacher.top_k=339"], ["teacher.top_k=339", "of 339", "set less"]),
         (["rollout.context_length=1024", "teacher.path=", "teacher.source=live", "teacher.privilege=It is {answer}."],
          ["teacher.privilege=", "max_position_embeddings=1024", "shorten it"]),
         (["teacher.path=nowhere"], ["teacher.path='nowhere'", "neither a folder nor a hub name"]),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from building import plan_memory
 from config import load_config
 from modeling.forecast import MOST_TOKENS, OutOfMemory, forecast, micro_batch_tokens, naming_the_setting
 
@@ -32,6 +33,12 @@ def test_model_states_are_those_of_zero_2_in_bf16():
     assert eight.gradients == pytest.approx(one.gradients / 8, rel=1e-6)
     assert eight.optimizer == pytest.approx(one.optimizer / 8, rel=1e-6)
     assert one.device == one.weights + one.gradients + one.optimizer + one.update
+
+
+def test_only_what_trains_has_gradients_and_moments():
+    whole, adapters = (forecast(CONFIG, SHAPE, PARAMETERS, 0, 1, trained=count) for count in (None, 10**6))
+    assert adapters.weights == whole.weights
+    assert (adapters.gradients, adapters.optimizer) == (6 * 10**6, 12 * 10**6)
 
 
 def test_offload_moves_the_optimizer_to_the_host():
@@ -89,6 +96,23 @@ def test_auto_takes_the_tokens_whose_activations_all_fit_and_one_row_at_least():
     resolved = changed(train={"max_tokens_per_micro_batch": tokens}, model={"gradient_checkpointing": "auto"})
     memory = forecast(resolved, SHAPE, PARAMETERS, 0, 8, 60 * 10**9)
     assert memory.kept_layers == layers and 50e9 < memory.update <= 60e9
+
+
+def test_auto_counts_on_the_memory_of_a_cache_that_is_released():
+    class Roomy:
+        model, world_size = AutoModelForCausalLM.from_pretrained(ROOT / "models/tiny_qwen3").requires_grad_(False), 1
+
+        def update_room(self, released: int) -> int:
+            return 20 * 10**9 + released
+
+    auto = {"train": {"max_tokens_per_micro_batch": "auto"}, "model": {"gradient_checkpointing": "auto"}}
+    (kept, memory), (released, _) = (
+        plan_memory(changed(rollout={"release_kv": r}, **auto), SHAPE, Roomy(), 40 * 10**9) for r in (False, True)
+    )
+    assert memory.weights > 0 == memory.gradients  # nothing of this model trains
+    assert kept.micro_batch_tokens == micro_batch_tokens(changed(**auto), SHAPE, 20 * 10**9)
+    assert released.micro_batch_tokens == micro_batch_tokens(changed(**auto), SHAPE, 60 * 10**9)
+    assert released.micro_batch_tokens > kept.micro_batch_tokens
 
 
 def test_fewer_layers_are_kept_in_less_room():

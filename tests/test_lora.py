@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 import lora
 from config import ConfigError, LoraConfig
+from main import main
 from modeling.attention import IMPLEMENTATION
 from modeling.packed_model import TokenLogprobModule
 from tests.conftest import make_model
@@ -112,7 +113,7 @@ def test_what_is_written_reads_back_through_peft_and_through_a_resume(tmp_path):
 
 
 @needs_peft
-def test_a_run_samples_as_it_trains(tmp_path, monkeypatch):
+def test_a_run_samples_as_it_trains(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert run(tmp_path, "lora.rank=4", "train.steps=3", "train.learning_rate=0.01", "loss.kl_coef=0.01") == 0
     for row in metrics(tmp_path):
@@ -122,6 +123,9 @@ def test_a_run_samples_as_it_trains(tmp_path, monkeypatch):
     folder = tmp_path / "checkpoints/step_3"
     assert json.loads((folder / "adapter_config.json").read_text())["r"] == 4
     assert not (folder / "model.safetensors").exists()
+    assert main(["evaluate", "--run-dir", str(tmp_path), "--set", "eval.path=models/tiny_qwen3/problems.jsonl"]) == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "holds LoRA adapters and no model; merge them" in message
 
 
 @needs_peft

@@ -359,6 +359,19 @@ def test_a_setting_that_fixes_what_a_checkpoint_holds_may_not_change(straight, t
     assert setting.split("=")[0] in message and "fixes what its checkpoints hold" in message
 
 
+def test_a_run_from_before_a_setting_is_resumed_as_if_it_had_its_default(straight, tmp_path, capsys):
+    cut_back(straight, tmp_path / "run")
+    older = json.loads((tmp_path / "run" / "config.json").read_text())
+    del older["teacher"], older["train"]["zero_stage"], older["rollout"]["release_kv"]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(older))
+    (tmp_path / "run" / "settings.jsonl").write_text(json.dumps({"first_step": 1, "config": older}) + "\n")
+    assert run(tmp_path / "run", resume=True) == 0
+    assert "changed from" not in capsys.readouterr().out
+    assert len((tmp_path / "run" / "settings.jsonl").read_text().splitlines()) == 1  # nothing has changed
+    assert run(tmp_path / "run", "train.zero_stage=1", resume=True) == 2
+    assert "train.zero_stage=1: was 2" in capsys.readouterr().err
+
+
 def test_other_problems_under_the_same_name_are_refused_on_resume(straight, tmp_path, capsys):
     cut_back(straight, tmp_path / "run")
     limits = ("rollout.context_length=27", "rollout.max_new_tokens=8", "data.over_long_prompts=drop")

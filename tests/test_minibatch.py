@@ -76,8 +76,9 @@ def test_equal_groups_are_not_trained_and_count_in_the_denominator(policy, weigh
     assert all(count == 1 + k % 4 for k, (_, count, _) in got.items())
 
 
-def test_with_a_kl_penalty_equal_groups_are_trained_too():
-    [update] = plan_updates(step(), config(kl_coef=0.1), 1)
+@pytest.mark.parametrize("term", [{"kl_coef": 0.1}, {"router_balance": 0.1}])
+def test_with_a_term_that_needs_no_advantage_equal_groups_are_trained_too(term):
+    [update] = plan_updates(step(), config(**term), 1)
     assert sorted(rows(update)) == list(range(10))
     assert sum(w * n for w, n, _ in rows(update).values()) == pytest.approx(1.0, rel=1e-6)
 

@@ -114,3 +114,6 @@ def test_weights_come_from_the_model_or_the_checkpoint_before_the_step(tmp_path)
     assert (later.path, later.random_weights) == (str(tmp_path / "checkpoints/step_2"), False)
     with pytest.raises(ReplayError, match="no such checkpoint; can be replayed: 1, 3 "):
         weights_before(model, tmp_path, 1)
+    (tmp_path / "checkpoints/step_2/adapter_config.json").write_text("{}")
+    with pytest.raises(ReplayError, match=r"--step=3: .*holds LoRA adapters alone.* can be replayed: 1"):
+        weights_before(model, tmp_path, 2)
