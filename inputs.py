@@ -49,14 +49,18 @@ def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
             f"{run_dir}: no complete checkpoint to resume from; start without --resume in another folder"
         )
     changed = differences(with_defaults(read_json(run_dir / "config.json")), json.loads(config.to_json()))
+    adapters_alone = (latest / "adapter_config.json").exists()  # which no run can start from
+    mend = "set it back, or start a new run " + ("from the base" if adapters_alone else f"with model.path={latest}")
     for name, (before, now) in changed.items():
         if name in FIXED_BY_THE_CURSOR:
-            raise ConfigError(name, now, f"was {before!r} in the run to resume, and fixes which problems are done; "
-                              f"set it back, or start a new run with model.path={latest}")  # fmt: skip
+            raise ConfigError(
+                name, now, f"was {before!r} in the run to resume, and fixes which problems are done; {mend}"
+            )
         decay_begins_or_ends = name == "train.weight_decay" and bool(before) != bool(now)
         if name in FIXED_BY_THE_OPTIMIZER or decay_begins_or_ends:
-            raise ConfigError(name, now, f"was {before!r} in the run to resume, and fixes what its checkpoints hold; "
-                              f"set it back, or start a new run with model.path={latest}")  # fmt: skip
+            raise ConfigError(
+                name, now, f"was {before!r} in the run to resume, and fixes what its checkpoints hold; {mend}"
+            )
         _say(f"resuming with {name} changed from {before!r} to {now!r}")
     _say(f"resuming from {latest}")
     return latest
@@ -109,7 +113,10 @@ def load_data(config: Config, chat: Any, path: str, once: bool = False) -> Any:
     from trainer import TrainingData
 
     render = _renderer(config, chat)
-    problems = load_problems(path, dataclasses.replace(config.data, hint_field="") if once else config.data)
+    if once:
+        problems = load_problems(path, dataclasses.replace(config.data, hint_field=""), "eval.path")
+    else:
+        problems = load_problems(path, config.data)
     repeated = duplicates(problems, path)
     if repeated:
         _say(f"{repeated}{'; each counts once' if once else ''}")

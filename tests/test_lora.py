@@ -126,6 +126,8 @@ def test_a_run_samples_as_it_trains(tmp_path, monkeypatch, capsys):
     assert main(["evaluate", "--run-dir", str(tmp_path), "--set", "eval.path=models/tiny_qwen3/problems.jsonl"]) == 2
     message = capsys.readouterr().err.splitlines()[-1]
     assert "holds LoRA adapters and no model; merge them" in message
+    assert run(tmp_path, "lora.rank=8", resume=True) == 2
+    assert "lora.rank=8: was 4" in (message := capsys.readouterr().err) and "model.path=" not in message
 
 
 @needs_peft
