@@ -49,7 +49,7 @@ def dealt(rows: list[Row], config: Row) -> list[list[Row]]:
             groups[row["prompt_index"]].append(row)
     if config["rollout"]["max_refills"]:
         groups = {p: g for p, g in groups.items() if any(r["advantage"] for r in everyone[p])}
-    always = config["loss"]["kl_coef"] > 0
+    always = config["loss"]["kl_coef"] > 0 or config["loss"].get("distill_weight", 0) > 0
     moving = [p for p in groups if always or any(r["advantage"] for r in groups[p])]
     still = [p for p in groups if p not in moving]
     count = min(config["train"]["updates_per_rollout"], len(moving))

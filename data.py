@@ -38,13 +38,16 @@ class Problem:
     hint: str = ""  # the field data.hint_field, where that is set
 
 
-def load_problems(path: str | Path, config: DataConfig) -> list[Problem]:
-    """Reads and checks every line; blank lines are skipped. Raises DataError at the first bad one."""
+def load_problems(path: str | Path, config: DataConfig, setting: str = "data.path") -> list[Problem]:
+    """Reads and checks every line; blank lines are skipped. Raises DataError at the first bad one.
+
+    setting: which one named the file, for the error where it cannot be read
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         mend = f"cannot be read: {error.strerror}; scripts/prepare_data.py writes the files of data/"
-        raise ConfigError("data.path", str(path), mend) from error
+        raise ConfigError(setting, str(path), mend) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 at byte {error.start}; convert the file") from error
     lines = enumerate(text.split("\n"), start=1)

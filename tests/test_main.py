@@ -278,6 +278,7 @@ def error_of(capsys, tmp_path: Path, *settings: str, resume: bool = False) -> st
         (["train.learning_rte=1"], ["train.learning_rte", "train.learning_rate"]),
         (["rollout.trajectories_per_step=18"], ["rollout.trajectories_per_step=18", "smaller is 16"]),
         (["data.path=no_such.jsonl"], ["no_such.jsonl", "data.path"]),
+        (["eval.path=no_such.jsonl"], ["eval.path='no_such.jsonl'", "cannot be read"]),
         (["model.path=no_such_model"], ["model.path='no_such_model'", "neither a folder nor"]),
         (["model.path=models/no/such"], ["model.path='models/no/such'", "neither a folder nor"]),
         (
