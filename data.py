@@ -41,7 +41,7 @@ class Problem:
 def load_problems(path: str | Path, config: DataConfig, setting: str = "data.path") -> list[Problem]:
     """Reads and checks every line; blank lines are skipped. Raises DataError at the first bad one.
 
-    setting: which one names the file
+    setting: which one named the file, for the error where it cannot be read
     """
     try:
         text = Path(path).read_text(encoding="utf-8")

@@ -113,10 +113,8 @@ def load_data(config: Config, chat: Any, path: str, once: bool = False) -> Any:
     from trainer import TrainingData
 
     render = _renderer(config, chat)
-    if once:
-        problems = load_problems(path, dataclasses.replace(config.data, hint_field=""), "eval.path")
-    else:
-        problems = load_problems(path, config.data)
+    fields = dataclasses.replace(config.data, hint_field="") if once else config.data
+    problems = load_problems(path, fields, "eval.path" if once else "data.path")
     repeated = duplicates(problems, path)
     if repeated:
         _say(f"{repeated}{'; each counts once' if once else ''}")

@@ -85,7 +85,7 @@ def _train(config: Config, run_dir: Path, resume: bool, interruption: Interrupti
             begin_stretch(run_dir, first + 1, config.to_json())
         trainer.run(first, interruption)
         if writer and (run_dir / "metrics.jsonl").exists():
-            say(f"the run is in {run_dir}; main.py report {run_dir} shows it")
+            say(f"the run is in {run_dir}; python main.py report {run_dir} shows it")
 
 
 def _print_peak(memory: Any) -> None:

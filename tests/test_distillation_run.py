@@ -133,7 +133,7 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path, told):
     assert ("teacher_mean.pt" in files) == ("ema" in str(told))  # resume needs nothing else of a teacher
 
 
-def test_a_run_has_seconds_of_each_phase_and_multi_turn_tool_trajectories(tmp_path):
+def test_a_run_has_seconds_of_each_phase_multi_turn_tool_trajectories_and_an_audit(tmp_path, capsys):
     settings = ["teacher.path=", "teacher.source=base", "teacher.privilege= The answer is {answer}."]
     assert run(tmp_path, *TAUGHT, *settings, "rollout.samples_per_prompt=1") == 0
     row = metrics(tmp_path)[-1]
@@ -142,6 +142,10 @@ def test_a_run_has_seconds_of_each_phase_and_multi_turn_tool_trajectories(tmp_pa
     assert max(len(r["turns"]) for r in read_step(tmp_path, 1)) > 1
     assert row["ratio_error"] == 0.0 and row["mismatch_max"] <= 1e-5
     assert row["tokens"] == row["sampled_tokens"]
+    # One sample a prompt: every advantage is 0, and the teacher trains every row all the same.
+    assert program.main(["audit", str(tmp_path), "--no-tools"]) == 0
+    said = capsys.readouterr().out
+    assert "2 losses not recomputed: loss.distill_weight is above 0" in said and "; 0 differ" in said
 
 
 @pytest.mark.parametrize("divergence", ["jsd", "sampled"])
