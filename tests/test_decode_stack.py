@@ -81,12 +81,12 @@ def full_forward(model, line: list[int]) -> tuple[torch.Tensor, torch.Tensor | N
 
 
 @pytest.mark.parametrize(
-    ("family", "heads", "kv_heads"),
-    [("qwen3", 4, 2), ("llama", 4, 4), ("qwen2", 8, 1), ("qwen3", 2, 1), ("gpt_oss", 8, 2)],
+    ("family", "heads", "kv_heads", "longest"),  # beyond one page of 16 tokens, and beyond GPT-OSS's window, or short
+    [("qwen3", 4, 2, 18), ("llama", 4, 4, 6), ("qwen2", 8, 1, 6), ("qwen3", 2, 1, 6), ("gpt_oss", 8, 2, 18)],
 )
-def test_decoding_token_by_token_equals_the_full_forward_of_the_modules(family, heads, kv_heads):
+def test_decoding_token_by_token_equals_the_full_forward_of_the_modules(family, heads, kv_heads, longest):
     model = tiny(family, heads, kv_heads)
-    lines = [torch.randint(0, 97, (length,)).tolist() for length in (18, 1)]
+    lines = [torch.randint(0, 97, (length,)).tolist() for length in (longest, 1)]
     stack = stack_for(model, rows=2, slots=3, pages=8, context=64)
     ends = decode(stack, lines, pages=[[5, 2, 7, 1], [3, 6, 4, 0]])
     for line, end, own in zip(lines, ends, [[5, 2], [3]], strict=True):

@@ -94,6 +94,7 @@ def test_term_finishes_the_step_saves_and_ends_with_status_zero(tmp_path):
     assert done < 500
 
 
+@pytest.mark.slow  # tests/test_files.py and tests/test_checkpoint.py meet full disks in less time
 def test_a_full_disk_ends_the_run_with_one_line_and_keeps_the_last_good_checkpoint(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system takes root")
