@@ -148,7 +148,7 @@ def _merge(
 
 
 @triton.jit
-def _store_new(lines, holds_new, kv_ptr, page, position, head_offset, stride_page, stride_v,
+def store_new(lines, holds_new, kv_ptr, page, position, head_offset, stride_page, stride_v,
                GROUP: tl.constexpr, BH: tl.constexpr, P: tl.constexpr, D: tl.constexpr):  # fmt: skip
     """Write the new key (line GROUP of lines [BH, D]) and value (GROUP + 1), then let the whole program see them."""
     line = tl.arange(0, BH)[:, None]
@@ -159,7 +159,7 @@ def _store_new(lines, holds_new, kv_ptr, page, position, head_offset, stride_pag
 
 
 @triton.jit
-def _biases(q_ptr, k_ptr, v_ptr, head, column, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
+def head_biases(q_ptr, k_ptr, v_ptr, head, column, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
             BIAS: tl.constexpr):  # fmt: skip
     """The biases of the lines (q heads of the group, k, v), fp32  # [BH, D], or a scalar 0"""
     if BIAS:
@@ -174,7 +174,7 @@ def _biases(q_ptr, k_ptr, v_ptr, head, column, GROUP: tl.constexpr, BH: tl.const
 
 
 @triton.jit
-def _head_norms(q_ptr, k_ptr, column, GROUP: tl.constexpr, BH: tl.constexpr, NORM: tl.constexpr):
+def head_norms(q_ptr, k_ptr, column, GROUP: tl.constexpr, BH: tl.constexpr, NORM: tl.constexpr):
     """The per-head norm weights of the lines, fp32  # [BH, D], or a scalar 1"""
     if NORM:
         line = tl.arange(0, BH)[:, None]
@@ -193,7 +193,7 @@ def _sum_parts(at, mask, stride_split, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _lines(
+def head_lines(
     qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
     HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
     NORM: tl.constexpr, dtype: tl.constexpr,
@@ -238,7 +238,7 @@ def decode_attention_kernel(
     positions, slots: of each row's new token and of its page table  # [rows] int32; table [slots, stride_table] int32
     WINDOW: tokens that a row sees, its new one included, or 0 for all; the items must begin accordingly
 
-    The lines (`_lines`) serve as the queries, two of them idle. What no kernel before has written is read at once.
+    The lines (`head_lines`) serve as the queries, two of them idle. What no kernel before has written is read at once.
     """
     item, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     row = tl.load(items_ptr + item)
@@ -256,16 +256,16 @@ def decode_attention_kernel(
         far = (near + D // 2) % D
         cos = tl.load(cos_ptr + position * D + near).to(tl.float32)
         sin = tl.load(sin_ptr + position * D + near).to(tl.float32)
-        near_norm = _head_norms(q_norm_ptr, k_norm_ptr, near, GROUP, BH, NORM)
-        far_norm = _head_norms(q_norm_ptr, k_norm_ptr, far, GROUP, BH, NORM)
-        near_bias = _biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, near, GROUP, BH, D, BIAS)
-        far_bias = _biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, far, GROUP, BH, D, BIAS)
+        near_norm = head_norms(q_norm_ptr, k_norm_ptr, near, GROUP, BH, NORM)
+        far_norm = head_norms(q_norm_ptr, k_norm_ptr, far, GROUP, BH, NORM)
+        near_bias = head_biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, near, GROUP, BH, D, BIAS)
+        far_bias = head_biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, far, GROUP, BH, D, BIAS)
         sink = _sinks(sinks_ptr, head, GROUP, BH, SINKS)
         begin(PDL)
-        lines = _lines(qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
-                       HEADS, GROUP, BH, D, SPLITS, NORM, out_ptr.dtype.element_ty)  # fmt: skip
+        lines = head_lines(qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
+                           HEADS, GROUP, BH, D, SPLITS, NORM, out_ptr.dtype.element_ty)  # fmt: skip
         writes = (stop > position) & (write != 0)
-        _store_new(lines, writes, kv_ptr, page, position, offset, stride_page, stride_v, GROUP, BH, P, D)
+        store_new(lines, writes, kv_ptr, page, position, offset, stride_page, stride_v, GROUP, BH, P, D)
         peak, total, acc = _walk(lines, start, stop, position - WINDOW + 1 if WINDOW else 0, kv_ptr, table, offset,
                                  stride_page, stride_v, scale, P, BN, BH, D, W, STAGES)  # fmt: skip
         _finish(peak, total, acc, sink, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, count, first,

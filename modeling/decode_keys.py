@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from modeling.decode_attention import _biases, _head_norms, _lines, _store_new
+from modeling.decode_attention import head_biases, head_lines, head_norms, store_new
 from modeling.overlap import begin
 
 
@@ -33,11 +33,11 @@ def write_keys_kernel(
     far = (near + D // 2) % D
     cos = tl.load(cos_ptr + position * D + near).to(tl.float32)
     sin = tl.load(sin_ptr + position * D + near).to(tl.float32)
-    near_norm = _head_norms(q_norm_ptr, k_norm_ptr, near, GROUP, BH, NORM)
-    far_norm = _head_norms(q_norm_ptr, k_norm_ptr, far, GROUP, BH, NORM)
-    near_bias = _biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, near, GROUP, BH, D, BIAS)
-    far_bias = _biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, far, GROUP, BH, D, BIAS)
+    near_norm = head_norms(q_norm_ptr, k_norm_ptr, near, GROUP, BH, NORM)
+    far_norm = head_norms(q_norm_ptr, k_norm_ptr, far, GROUP, BH, NORM)
+    near_bias = head_biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, near, GROUP, BH, D, BIAS)
+    far_bias = head_biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, far, GROUP, BH, D, BIAS)
     begin(PDL)
-    lines = _lines(qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
-                   HEADS, GROUP, BH, D, SPLITS, NORM, kv_ptr.dtype.element_ty)  # fmt: skip
-    _store_new(lines, True, kv_ptr, page, position, head * (P * D), stride_page, stride_v, GROUP, BH, P, D)
+    lines = head_lines(qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
+                       HEADS, GROUP, BH, D, SPLITS, NORM, kv_ptr.dtype.element_ty)  # fmt: skip
+    store_new(lines, True, kv_ptr, page, position, head * (P * D), stride_page, stride_v, GROUP, BH, P, D)
