@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from triton.errors import TritonError
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -74,7 +75,7 @@ def search(decoder: Any, rows: int, kinds: list[str], deadline: float) -> None:
                 stack.override[kind] = Tiles(bn, rows_tile(rows), bk, splits, stages, warps, ahead)
             try:
                 took = step_ms(decoder, rows)
-            except Exception as error:  # Triton has many ways to refuse a tile: all mean "not this one"
+            except (RuntimeError, TritonError) as error:  # too much shared memory, no such layout: not this one
                 print(f"  {kind} {candidate}: {type(error).__name__}", flush=True)
                 took = float("inf")
             print(f"  {kind} {candidate}: {took:.3f}{' *' if took < best - 0.002 else ''}", flush=True)
