@@ -4,8 +4,8 @@ Work comes in items (`modeling.decode_plan`), each one row's stretch of tokens. 
 head with all query heads of its group. Inside, every warp walks its own tokens with its own online softmax (a batched
 product, one batch entry per warp), so that nothing is exchanged between warps until the end. The item that ends at the
 new token writes its key and value to their page first. A row cut in several items is merged by whichever ends last, in
-the order of the items. The kernel starts from the unsummed parts of the q/k/v product and does sum, bias, per-head
-norm and rotation itself. A sliding window bounds the walk; a sink joins a row's sum where its output is made.
+the order of the items. The kernel starts from the unsummed parts of the q/k/v product (`modeling.decode_lines`). A
+sliding window bounds the walk; a sink joins a row's sum where its output is made.
 
 Invariants: pages listed in a row's table up to its position exist; page 0 is nobody's (padding rows write there).
 Left out: soft caps, head sizes that are not powers of two.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from modeling.decode_lines import head_constants, head_lines, store_new
 from modeling.overlap import begin, prefetch
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -147,78 +148,6 @@ def _merge(
     tl.store(out, _scaled(top, tl.where(query < GROUP, total, 1.0), acc, sink), mask=(query < GROUP)[:, None])
 
 
-@triton.jit
-def store_new(lines, holds_new, kv_ptr, page, position, head_offset, stride_page, stride_v,
-               GROUP: tl.constexpr, BH: tl.constexpr, P: tl.constexpr, D: tl.constexpr):  # fmt: skip
-    """Write the new key (line GROUP of lines [BH, D]) and value (GROUP + 1), then let the whole program see them."""
-    line = tl.arange(0, BH)[:, None]
-    at = kv_ptr + page * stride_page + head_offset + (position % P) * D + tl.arange(0, D)[None, :]
-    at += tl.where(line > GROUP, stride_v, 0)
-    tl.store(at, lines, mask=(line >= GROUP) & (line < GROUP + 2) & holds_new)
-    tl.debug_barrier()
-
-
-@triton.jit
-def head_biases(q_ptr, k_ptr, v_ptr, head, column, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
-            BIAS: tl.constexpr):  # fmt: skip
-    """The biases of the lines (q heads of the group, k, v), fp32  # [BH, D], or a scalar 0"""
-    if BIAS:
-        line = tl.arange(0, BH)[:, None]
-        q = tl.load(q_ptr + (head * GROUP + line) * D + column, mask=line < GROUP, other=0.0)
-        k = tl.load(k_ptr + head * D + column, mask=line == GROUP, other=0.0)
-        v = tl.load(v_ptr + head * D + column, mask=line == GROUP + 1, other=0.0)
-        bias = (q + k + v).to(tl.float32)
-    else:
-        bias = 0.0
-    return bias
-
-
-@triton.jit
-def head_norms(q_ptr, k_ptr, column, GROUP: tl.constexpr, BH: tl.constexpr, NORM: tl.constexpr):
-    """The per-head norm weights of the lines, fp32  # [BH, D], or a scalar 1"""
-    if NORM:
-        line = tl.arange(0, BH)[:, None]
-        norm = tl.where(line < GROUP, tl.load(q_ptr + column), tl.load(k_ptr + column)).to(tl.float32)
-    else:
-        norm = 1.0
-    return norm
-
-
-@triton.jit
-def _sum_parts(at, mask, stride_split, SPLITS: tl.constexpr):
-    x = tl.load(at, mask=mask, other=0.0)
-    for split in tl.static_range(1, SPLITS):
-        x += tl.load(at + split * stride_split, mask=mask, other=0.0)
-    return x
-
-
-@triton.jit
-def head_lines(
-    qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
-    NORM: tl.constexpr, dtype: tl.constexpr,
-):  # fmt: skip
-    """Sums the parts of the q heads of the group, the key and the value, adds biases, norms and turns q and k.
-
-    near is column d, far the column that rotate_half pairs with it, d + D/2 mod D.  # [BH, D], model dtype
-    """
-    line, near = tl.arange(0, BH)[:, None], tl.arange(0, D)[None, :]
-    far = (near + D // 2) % D
-    of_kv = HEADS * GROUP + tl.where(line == GROUP, 0, HEADS) + head
-    at = qkv_ptr + (row * (HEADS * (GROUP + 2)) + tl.where(line < GROUP, head * GROUP + line, of_kv)) * D
-    real = line < GROUP + 2
-    value = (_sum_parts(at + near, real, stride_split, SPLITS) + near_bias).to(dtype)
-    x_far = (_sum_parts(at + far, real, stride_split, SPLITS) + far_bias).to(dtype).to(tl.float32)
-    x = value.to(tl.float32)
-    if NORM:
-        rms = tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None]
-        x = ((x * rms).to(dtype).to(tl.float32) * near_norm).to(dtype).to(tl.float32)
-        x_far = ((x_far * rms).to(dtype).to(tl.float32) * far_norm).to(dtype).to(tl.float32)
-    turned = tl.where(near < D // 2, -x_far, x_far)  # rotate_half
-    turned = ((x * cos).to(dtype).to(tl.float32) + (turned * sin).to(dtype).to(tl.float32)).to(dtype)
-    return tl.where(line > GROUP, value, turned)
-
-
 @triton.jit(do_not_specialize=["write"])  # one binary for both
 def decode_attention_kernel(
     qkv_ptr, q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, cos_ptr, sin_ptr, kv_ptr, out_ptr,
@@ -252,14 +181,10 @@ def decode_attention_kernel(
         page = tl.load(table + position // P).to(tl.int64)  # of the new token
         offset = head * (P * D)
         _prefetch_pages(kv_ptr, table, start, stop, offset, stride_page, stride_v, P, D, PREFETCH)
-        near = tl.arange(0, D)[None, :]
-        far = (near + D // 2) % D
-        cos = tl.load(cos_ptr + position * D + near).to(tl.float32)
-        sin = tl.load(sin_ptr + position * D + near).to(tl.float32)
-        near_norm = head_norms(q_norm_ptr, k_norm_ptr, near, GROUP, BH, NORM)
-        far_norm = head_norms(q_norm_ptr, k_norm_ptr, far, GROUP, BH, NORM)
-        near_bias = head_biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, near, GROUP, BH, D, BIAS)
-        far_bias = head_biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, far, GROUP, BH, D, BIAS)
+        near_bias, far_bias, near_norm, far_norm, cos, sin = head_constants(
+            q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, head, position,
+            GROUP, BH, D, BIAS, NORM,
+        )  # fmt: skip
         sink = _sinks(sinks_ptr, head, GROUP, BH, SINKS)
         begin(PDL)
         lines = head_lines(qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,

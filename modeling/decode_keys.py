@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from modeling.decode_attention import head_biases, head_lines, head_norms, store_new
+from modeling.decode_lines import head_constants, head_lines, store_new
 from modeling.overlap import begin
 
 
@@ -29,14 +29,10 @@ def write_keys_kernel(
     row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     position, slot = tl.load(positions_ptr + row), tl.load(slots_ptr + row)
     page = tl.load(table_ptr + slot.to(tl.int64) * stride_table + position // P).to(tl.int64)
-    near = tl.arange(0, D)[None, :]
-    far = (near + D // 2) % D
-    cos = tl.load(cos_ptr + position * D + near).to(tl.float32)
-    sin = tl.load(sin_ptr + position * D + near).to(tl.float32)
-    near_norm = head_norms(q_norm_ptr, k_norm_ptr, near, GROUP, BH, NORM)
-    far_norm = head_norms(q_norm_ptr, k_norm_ptr, far, GROUP, BH, NORM)
-    near_bias = head_biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, near, GROUP, BH, D, BIAS)
-    far_bias = head_biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, far, GROUP, BH, D, BIAS)
+    near_bias, far_bias, near_norm, far_norm, cos, sin = head_constants(
+        q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, head, position,
+        GROUP, BH, D, BIAS, NORM,
+    )  # fmt: skip
     begin(PDL)
     lines = head_lines(qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
                        HEADS, GROUP, BH, D, SPLITS, NORM, kv_ptr.dtype.element_ty)  # fmt: skip

@@ -1,0 +1,114 @@
+"""The lines of a new token in a decode step: per KV head the queries of its group, the key and the value.
+
+They come as the unsummed parts of the q/k/v product. Sum, bias, per-head norm and rotation happen here, with the
+rounding points of Hugging Face's modules.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _head_biases(q_ptr, k_ptr, v_ptr, head, column, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
+                 BIAS: tl.constexpr):  # fmt: skip
+    """The biases of the lines (q heads of the group, k, v), fp32  # [BH, D], or a scalar 0"""
+    if BIAS:
+        line = tl.arange(0, BH)[:, None]
+        q = tl.load(q_ptr + (head * GROUP + line) * D + column, mask=line < GROUP, other=0.0)
+        k = tl.load(k_ptr + head * D + column, mask=line == GROUP, other=0.0)
+        v = tl.load(v_ptr + head * D + column, mask=line == GROUP + 1, other=0.0)
+        bias = (q + k + v).to(tl.float32)
+    else:
+        bias = 0.0
+    return bias
+
+
+@triton.jit
+def _head_norms(q_ptr, k_ptr, column, GROUP: tl.constexpr, BH: tl.constexpr, NORM: tl.constexpr):
+    """The per-head norm weights of the lines, fp32  # [BH, D], or a scalar 1"""
+    if NORM:
+        line = tl.arange(0, BH)[:, None]
+        norm = tl.where(line < GROUP, tl.load(q_ptr + column), tl.load(k_ptr + column)).to(tl.float32)
+    else:
+        norm = 1.0
+    return norm
+
+
+@triton.jit
+def head_constants(
+    q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, head, position,
+    GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """What `head_lines` takes beside the product: biases, norms, cosines and sines; no kernel of the step writes them.
+
+    near is column d, far the column that rotate_half pairs with it, d + D/2 mod D.
+    """
+    near = tl.arange(0, D)[None, :]
+    far = (near + D // 2) % D
+    near_bias = _head_biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, near, GROUP, BH, D, BIAS)
+    far_bias = _head_biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, far, GROUP, BH, D, BIAS)
+    near_norm = _head_norms(q_norm_ptr, k_norm_ptr, near, GROUP, BH, NORM)
+    far_norm = _head_norms(q_norm_ptr, k_norm_ptr, far, GROUP, BH, NORM)
+    cos = tl.load(cos_ptr + position * D + near).to(tl.float32)
+    sin = tl.load(sin_ptr + position * D + near).to(tl.float32)
+    return near_bias, far_bias, near_norm, far_norm, cos, sin
+
+
+@triton.jit
+def _sum_parts(at, mask, stride_split, SPLITS: tl.constexpr):
+    x = tl.load(at, mask=mask, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        x += tl.load(at + split * stride_split, mask=mask, other=0.0)
+    return x
+
+
+@triton.jit
+def _rounded(x, dtype: tl.constexpr):
+    """Finite fp32 x rounded to dtype, in fp32.
+
+    In integers for bf16: of `to` and a sum the compiler makes one instruction that rounds once.
+    """
+    if dtype == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+    return x.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def head_lines(
+    qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
+    NORM: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """Sums the parts of the q heads of the group, the key and the value, adds biases, norms and turns q and k.
+
+    Line GROUP is the key, GROUP + 1 the value; lines beyond are idle.  # [BH, D], model dtype
+    """
+    line, near = tl.arange(0, BH)[:, None], tl.arange(0, D)[None, :]
+    far = (near + D // 2) % D
+    of_kv = HEADS * GROUP + tl.where(line == GROUP, 0, HEADS) + head
+    at = qkv_ptr + (row * (HEADS * (GROUP + 2)) + tl.where(line < GROUP, head * GROUP + line, of_kv)) * D
+    real = line < GROUP + 2
+    value = (_sum_parts(at + near, real, stride_split, SPLITS) + near_bias).to(dtype)
+    x_far = (_sum_parts(at + far, real, stride_split, SPLITS) + far_bias).to(dtype).to(tl.float32)
+    x = value.to(tl.float32)
+    if NORM:
+        rms = tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None]
+        x = ((x * rms).to(dtype).to(tl.float32) * near_norm).to(dtype).to(tl.float32)
+        x_far = ((x_far * rms).to(dtype).to(tl.float32) * far_norm).to(dtype).to(tl.float32)
+    turned = tl.where(near < D // 2, -x_far, x_far)  # rotate_half
+    turned = (_rounded(x * cos, dtype) + _rounded(turned * sin, dtype)).to(dtype)
+    return tl.where(line > GROUP, value, turned)
+
+
+@triton.jit
+def store_new(lines, holds_new, kv_ptr, page, position, head_offset, stride_page, stride_v,
+               GROUP: tl.constexpr, BH: tl.constexpr, P: tl.constexpr, D: tl.constexpr):  # fmt: skip
+    """Write the new key and value to their page, then let the whole program see them."""
+    line = tl.arange(0, BH)[:, None]
+    at = kv_ptr + page * stride_page + head_offset + (position % P) * D + tl.arange(0, D)[None, :]
+    at += tl.where(line > GROUP, stride_v, 0)
+    tl.store(at, lines, mask=(line >= GROUP) & (line < GROUP + 2) & holds_new)
+    tl.debug_barrier()
