@@ -23,9 +23,9 @@ from modeling.overlap import begin
 MOST_SPLITS = 8  # of the k range of x Aᵀ
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_live"])
 def adapter_low_kernel(
-    x_ptr, a_ptr, second_from_first, third_from_first, low_ptr, R, K, stride_split,
+    x_ptr, a_ptr, rows_live, second_from_first, third_from_first, low_ptr, R, K, stride_split,
     RP: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
     EVEN_K: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -41,7 +41,8 @@ def adapter_low_kernel(
     offsets = start + lane.to(tl.int64) * K
     early = early_weights(a_ptr, offsets, lane < R, first, AHEAD)
     begin(PDL)
-    acc = accumulate(early, x_ptr, a_ptr, offsets, lane < R, m0, first, stop, K, RP, BM, BK, AHEAD, EVEN_K, STAGES)
+    acc = accumulate(early, x_ptr, a_ptr, offsets, lane < R, m0, rows_live, first, stop, K, RP, BM, BK, AHEAD,
+                     EVEN_K, STAGES)  # fmt: skip
     at = low_ptr + split * stride_split + (m0 + tl.arange(0, BM))[None, :] * WIDTH + (which * RP + lane)[:, None]
     tl.store(at, acc)
 
@@ -74,7 +75,7 @@ class AdapterStage:
         first, second, third = ([*adapters, adapters[0], adapters[0]])[:3]
         t = low_tiles(rows, k, rank, x.element_size())
         adapter_low_kernel[(math.ceil(rows / t.bm), len(adapters), t.splits)](
-            x, first.a, distance(first.a, second.a), distance(first.a, third.a), parts, rank, k, stride, RP=t.bn,
+            x, first.a, rows, distance(first.a, second.a), distance(first.a, third.a), parts, rank, k, stride, RP=t.bn,
             WIDTH=width, BM=t.bm, BK=t.bk, SPLITS=t.splits, EVEN_K=t.even(k), STAGES=t.stages, AHEAD=t.ahead_of(k),
             PDL=self._overlap, num_warps=t.warps, launch_pdl=self._overlap,
         )  # fmt: skip

@@ -7,7 +7,7 @@ other two, which also adds the residual and norms the row for the next product. 
 product after it reads its first weights meanwhile (`modeling.overlap`). `gated_product_kernel` ends in silu(g) * u.
 
 Rounding points are those of Hugging Face's modules in the model dtype. Tiles of rows come first in the grid, so that
-those that share weights run together. Rows are not masked: activation buffers hold a multiple of BM rows. Biases of
+those that share weights run together. Activation buffers hold a multiple of BM rows. Biases of
 q, k, v are the attention kernel's to add, that of the output product `join_kernel`'s. Left out: biases of the MLP,
 other activations than silu.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from modeling.overlap import begin
+from modeling.overlap import ask_next, begin
 
 
 @triton.jit
@@ -31,11 +31,15 @@ def early_weights(w_ptr, offsets, mask, first, AHEAD: tl.constexpr):
 
 @triton.jit
 def accumulate(
-    early, x_ptr, w_ptr, offsets, mask, m0, first, stop, K, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    early, x_ptr, w_ptr, offsets, mask, m0, live, first, stop, K, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
     AHEAD: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Sum over k in [first, stop) of W[n, k] x[m, k], fp32  # [BN, BM]; early, offsets, mask: see `early_weights`."""
+    """Sum over k in [first, stop) of W[n, k] x[m, k], fp32  # [BN, BM]; early, offsets, mask: see `early_weights`.
+
+    Rows from `live` on are not read: of 16 rows x would be a quarter of the bytes that come from L2.
+    """
     rows = m0 + tl.arange(0, BM)
+    real = (rows < live)[:, None]
     columns = tl.arange(0, BK)
     acc = tl.zeros((BN, BM), tl.float32)
     for k in tl.range(first + AHEAD, stop, BK, num_stages=STAGES):
@@ -43,14 +47,14 @@ def accumulate(
         x_at = x_ptr + rows[:, None] * K + (k + columns)[None, :]
         if EVEN_K:
             w = tl.load(w_at, mask=mask[:, None], other=0.0)
-            x = tl.load(x_at)
+            x = tl.load(x_at, mask=real, other=0.0)
         else:
-            live = (k + columns) < stop
-            w = tl.load(w_at, mask=mask[:, None] & live[None, :], other=0.0)
-            x = tl.load(x_at, mask=live[None, :], other=0.0)
+            inside = (k + columns) < stop
+            w = tl.load(w_at, mask=mask[:, None] & inside[None, :], other=0.0)
+            x = tl.load(x_at, mask=real & inside[None, :], other=0.0)
         acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
     # Last, so that the loop's own reads are under way before anything waits for x.
-    x = tl.load(x_ptr + rows[:, None] * K + (first + tl.arange(0, AHEAD))[None, :])
+    x = tl.load(x_ptr + rows[:, None] * K + (first + tl.arange(0, AHEAD))[None, :], mask=real, other=0.0)
     return tl.dot(early, tl.trans(x), acc, input_precision="ieee")
 
 
@@ -80,17 +84,18 @@ def adapter_sum(
     return tl.dot(b, tl.trans(low.to(b.dtype)), input_precision="ieee") * scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_live"])
 def split_product_kernel(
-    x_ptr, w_ptr, second_from_first, third_from_first, out_ptr, low_ptr, b_ptr, b_second, b_third, N, N_FIRST,
-    N_SECOND, K, stride_split, stride_low, width, scale, R, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-    SPLITS: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
-    RP: tl.constexpr, LOW_SPLITS: tl.constexpr,
+    x_ptr, w_ptr, rows_live, second_from_first, third_from_first, out_ptr, next_ptr, piece, low_ptr, b_ptr, b_second,
+    b_third, N, N_FIRST, N_SECOND, K, stride_split, stride_low, width, scale, R, BN: tl.constexpr, BM: tl.constexpr,
+    BK: tl.constexpr, SPLITS: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
+    PDL: tl.constexpr, RP: tl.constexpr, LOW_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Parts of x Wᵀ, W up to three matrices one on top of the other.  grid (rows / BM, ceil(N / BN), SPLITS)
 
-    x [rows, K]; out [SPLITS, rows, N] fp32. The matrices have N_FIRST, N_SECOND and the rest of the N rows; the second
-    and third start so many elements from the first. Where there are several, BN divides each one's rows.
+    x [rows_live, K]; out [SPLITS, rows, N] fp32. The matrices have N_FIRST, N_SECOND and the rest of the N rows; the
+    second and third start so many elements from the first. Where there are several, BN divides each one's rows.
+    next_ptr, piece: see `modeling.overlap.ask_next`.
     LOW_SPLITS above 0: each matrix has an adapter (`adapter_sum`) of rank R <= RP; their B start likewise.
     """
     n0, m0, split = tl.program_id(1) * BN, tl.program_id(0) * BM, tl.program_id(2)
@@ -103,7 +108,9 @@ def split_product_kernel(
     offsets = start + (local + tl.arange(0, BN)).to(tl.int64) * K
     early = early_weights(w_ptr, offsets, mask, first, AHEAD)
     begin(PDL)
-    acc = accumulate(early, x_ptr, w_ptr, offsets, mask, m0, first, stop, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
+    acc = accumulate(early, x_ptr, w_ptr, offsets, mask, m0, rows_live, first, stop, K, BN, BM, BK, AHEAD, EVEN_K,
+                     STAGES)  # fmt: skip
+    ask_next(next_ptr, piece, PDL)
     if LOW_SPLITS > 0:  # noqa: SIM102  # decided when compiling; the second where it runs
         if split == 0:
             which = tl.where(in_third, 2, tl.where(in_second, 1, 0))
@@ -113,13 +120,14 @@ def split_product_kernel(
             acc += adapter_sum(low_ptr, b_ptr, of_b, live, m0, which * RP, stride_low, width, scale, BM, RP, RP,
                                LOW_SPLITS)  # fmt: skip
     rows = m0 + tl.arange(0, BM)
-    tl.store(out_ptr + split * stride_split + rows[None, :] * N + columns[:, None], acc, mask=mask[:, None])
+    real = mask[:, None] & (rows < rows_live)[None, :]
+    tl.store(out_ptr + split * stride_split + rows[None, :] * N + columns[:, None], acc, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_live"])
 def gated_product_kernel(
-    x_ptr, gate_ptr, up_from_gate, out_ptr, low_ptr, b_ptr, b_up_from_gate, N, K, stride_low, width, scale, R,
-    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr,
+    x_ptr, gate_ptr, rows_live, up_from_gate, out_ptr, low_ptr, b_ptr, b_up_from_gate, N, K, stride_low, width, scale,
+    R, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr,
     AHEAD: tl.constexpr, PDL: tl.constexpr, RP: tl.constexpr, LOW_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """silu(x Gᵀ) * (x Uᵀ).  grid (rows / BM, ceil(N / (BN / 2))); out [rows, N] model dtype
@@ -135,7 +143,7 @@ def gated_product_kernel(
     offsets = pair.to(tl.int64) * K + (lane % 2).to(tl.int64) * up_from_gate
     early = early_weights(gate_ptr, offsets, mask, 0, AHEAD)
     begin(PDL)
-    acc = accumulate(early, x_ptr, gate_ptr, offsets, mask, m0, 0, K, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
+    acc = accumulate(early, x_ptr, gate_ptr, offsets, mask, m0, rows_live, 0, K, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
     if LOW_SPLITS > 0:
         of_b = pair.to(tl.int64) * R + (lane % 2).to(tl.int64) * b_up_from_gate
         column = tl.arange(0, 2 * RP)
@@ -147,22 +155,22 @@ def gated_product_kernel(
     silu = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
     rows, columns = m0 + tl.arange(0, BM), n0 + tl.arange(0, half)
     product = (silu * up.to(dtype).to(tl.float32)).to(dtype)
-    tl.store(out_ptr + rows[None, :] * N + columns[:, None], product, mask=(columns < N)[:, None])
+    real = (columns < N)[:, None] & (rows < rows_live)[None, :]
+    tl.store(out_ptr + rows[None, :] * N + columns[:, None], product, mask=real)
 
 
 @triton.jit
-def rms_norm(h, norm_ptr, columns, mask, N, eps, LATE: tl.constexpr = False):
-    """RMSNorm of one row in the model dtype, rounded where Hugging Face's modules round.  # h [BLOCK]
+def rms_norm(h, norm, N, eps, LATE: tl.constexpr = False):
+    """RMSNorm of one row in the model dtype, rounded where Hugging Face's modules round.  # h, norm [BLOCK]
 
     LATE: once, after the weight (GPT-OSS); else before it as well.
     """
     h32 = h.to(tl.float32)
     scale = tl.rsqrt(tl.sum(h32 * h32, axis=0) / N + eps)
-    norm = tl.load(norm_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     normed = h32 * scale
     if not LATE:
         normed = normed.to(h.dtype).to(tl.float32)
-    return (normed * norm).to(h.dtype)
+    return (normed * norm.to(tl.float32)).to(h.dtype)
 
 
 @triton.jit
@@ -178,13 +186,16 @@ def join_kernel(
     columns = tl.arange(0, BLOCK)
     mask = columns < N
     at = row * N + columns
-    begin(PDL)
+    norm = tl.load(norm_ptr + columns, mask=mask, other=0.0)
     before = tl.load(h_ptr + at, mask=mask, other=0.0)
+    if BIAS:
+        bias = tl.load(bias_ptr + columns, mask=mask, other=0.0)
+    begin(PDL)
     total = tl.load(parts_ptr + at, mask=mask, other=0.0)
     for split in tl.static_range(1, SPLITS):
         total += tl.load(parts_ptr + split * stride_split + at, mask=mask, other=0.0)
     if BIAS:
-        total += tl.load(bias_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+        total += bias.to(tl.float32)
     h = (before.to(tl.float32) + total.to(before.dtype).to(tl.float32)).to(before.dtype)
     tl.store(h_ptr + at, h, mask=mask)
-    tl.store(x_ptr + at, rms_norm(h, norm_ptr, columns, mask, N, eps, LATE), mask=mask)
+    tl.store(x_ptr + at, rms_norm(h, norm, N, eps, LATE), mask=mask)

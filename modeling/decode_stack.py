@@ -31,6 +31,7 @@ from modeling.decode_plan import plan_items
 from modeling.decode_products import gated_product_kernel, join_kernel, rms_norm, split_product_kernel
 from modeling.decode_tiles import AttentionTiles, Tiles, attention_tiles, product_tiles, rows_tile
 from modeling.fused import DecodeWeights, ExpertWeights, GatedWeights, LayerWeights, distance
+from modeling.overlap import piece_bytes
 
 # Rows of the step buffer, each one int32 per decoding row.
 STEP_FIELDS = 7
@@ -72,7 +73,8 @@ def open_step_kernel(
         mask = column < K
         h = tl.load(embedding_ptr + token.to(tl.int64) * K + column, mask=mask, other=0.0)
         tl.store(h_ptr + row * K + column, h, mask=mask)
-        tl.store(normed_ptr + row * K + column, rms_norm(h, norm_ptr, column, mask, K, eps, LATE), mask=mask)
+        norm = tl.load(norm_ptr + column, mask=mask, other=0.0)
+        tl.store(normed_ptr + row * K + column, rms_norm(h, norm, K, eps, LATE), mask=mask)
 
 
 class DecodeStack:
@@ -149,14 +151,15 @@ class DecodeStack:
         self._open(rows)
         for index, layer in enumerate(layers):
             after = layers[index + 1].input_norm if index + 1 < len(layers) else w.norm
+            following = layers[index + 1].q if index + 1 < len(layers) else w.head
             splits = self._product(
-                "qkv", rows, self.normed, (layer.q, layer.k, layer.v), layer, math.gcd(wide, narrow)
+                "qkv", rows, self.normed, (layer.q, layer.k, layer.v), layer, divisor=math.gcd(wide, narrow)
             )
             if together:
                 self._write_keys(rows, index, layer, splits)
             self._attend(rows, index, layer, splits, write=not together)
             self._join(rows, self._product("o", rows, self.attended, (layer.o,), layer), layer.post_norm, layer.o_bias)
-            self._join(rows, self._mlp(rows, index, layer), after)
+            self._join(rows, self._mlp(rows, index, layer, following), after)
 
     def _open(self, rows: int) -> None:
         t = self.attention_tiles(rows)
@@ -171,17 +174,23 @@ class DecodeStack:
         )  # fmt: skip
 
     def _product(
-        self, kind: str, rows: int, x: Tensor, weights: tuple[Tensor, ...], layer: LayerWeights, divisor: int = 0
-    ) -> int:
-        """Leaves the parts of x times the weights in `qkv` or `parts`; returns how many."""
+        self, kind: str, rows: int, x: Tensor, weights: tuple[Tensor, ...], layer: LayerWeights,
+        following: Tensor | None = None, divisor: int = 0,
+    ) -> int:  # fmt: skip
+        """Leaves the parts of x times the weights in `qkv` or `parts`; returns how many.
+
+        following: weights to ask for ahead, those of the product after the next kernel
+        """
         low = self.low.launch(rows, x, layer.adapters.get(kind, ()))
         n, k = sum(weight.shape[0] for weight in weights), x.shape[1]
         t = self.tiles(kind, rows, n, k, divisor)
         out = self.qkv if kind == "qkv" else self.parts
         first, second, third = (*weights, weights[0], weights[0])[:3]
         heights = (first.shape[0], second.shape[0]) if len(weights) == 3 else (n, 0)
-        split_product_kernel[(math.ceil(rows / t.bm), math.ceil(n / t.bn), t.splits)](
-            x, first, distance(first, second), distance(first, third), out, *low.tensors, n, *heights, k,
+        grid = (math.ceil(rows / t.bm), math.ceil(n / t.bn), t.splits)
+        ask = (first, 0) if following is None else (following, piece_bytes(following, math.prod(grid)))
+        split_product_kernel[grid](
+            x, first, rows, distance(first, second), distance(first, third), out, *ask, *low.tensors, n, *heights, k,
             out.stride(0), *low.numbers,
             BN=t.bn, BM=t.bm, BK=t.bk, SPLITS=t.splits, EVEN_K=t.even(k), STAGES=t.stages, AHEAD=t.ahead_of(k),
             PDL=self.overlap, RP=low.padded, LOW_SPLITS=low.splits, num_warps=t.warps, launch_pdl=self.overlap,
@@ -220,15 +229,14 @@ class DecodeStack:
             W=t.warps, STAGES=t.stages, SPLITS=splits, BIAS=layer.biases is not None,
             NORM=layer.head_norms is not None, SINKS=layer.sinks is not None, WINDOW=w.window * plan,
             PREFETCH=t.prefetch, PDL=self.overlap, write=int(write), num_warps=t.warps, launch_pdl=self.overlap,
-            enable_fp_fusion=False,  # else a rotation's product and sum round once, where the modules round twice
         )  # fmt: skip
 
-    def _mlp(self, rows: int, index: int, layer: LayerWeights) -> int:
-        """Leaves the parts of the MLP's output in `parts`; returns how many."""
+    def _mlp(self, rows: int, index: int, layer: LayerWeights, following: Tensor) -> int:
+        """Leaves the parts of the MLP's output in `parts`; returns how many. following: see `_product`"""
         mlp = layer.mlp
         if isinstance(mlp, GatedWeights):
             self._gate(rows, mlp, layer)
-            return self._product("down", rows, self.gated, (mlp.down,), layer)
+            return self._product("down", rows, self.gated, (mlp.down,), layer, following)
         assert self.experts is not None
         routes = None if self.routes is None else self.routes[index]
         return self.experts.launch(rows, mlp, self.normed, self.parts, routes)
@@ -238,7 +246,7 @@ class DecodeStack:
         n, k = mlp.gate.shape
         t = self.tiles("gate_up", rows, 2 * n, k)
         gated_product_kernel[(math.ceil(rows / t.bm), math.ceil(2 * n / t.bn))](
-            self.normed, mlp.gate, distance(mlp.gate, mlp.up), self.gated, *low.tensors[:3], n, k,
+            self.normed, mlp.gate, rows, distance(mlp.gate, mlp.up), self.gated, *low.tensors[:3], n, k,
             *low.numbers, BN=t.bn, BM=t.bm, BK=t.bk,
             EVEN_K=t.even(k), STAGES=t.stages, AHEAD=t.ahead_of(k), PDL=self.overlap, RP=low.padded,
             LOW_SPLITS=low.splits, num_warps=t.warps, launch_pdl=self.overlap,

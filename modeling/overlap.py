@@ -14,7 +14,11 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+PIECES = tl.constexpr(8)  # requests of a program for what the product after it reads
+ASKED = 8 << 20  # bytes, about what arrives while a residual is joined; more delays the join itself
 
 
 @triton.jit
@@ -44,3 +48,24 @@ def prefetch(address, size, COUNT: tl.constexpr):
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def ask_next(next_ptr, piece, PDL: tl.constexpr):
+    """Ask for this program's share, PIECES stretches of `piece` bytes, of what the product after this one reads first.
+
+    The shares of a grid's programs adjoin from next_ptr on; piece: see `piece_bytes`.
+    """
+    if PDL:
+        row, column, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+        program = row + tl.num_programs(0) * (column + tl.num_programs(1) * split)
+        stretch = program * PIECES + tl.arange(0, PIECES)
+        prefetch(next_ptr.to(tl.int64) + stretch * piece, tl.full((PIECES,), piece, tl.int32), PIECES)
+
+
+def piece_bytes(following: Tensor, programs: int) -> int:
+    """`ask_next`'s piece, by which `programs` programs ask for the first of the following weights; 0 for none."""
+    if following.data_ptr() % 16:
+        return 0
+    total = min(ASKED, following.numel() * following.element_size())
+    return total // (programs * PIECES.value) // 16 * 16

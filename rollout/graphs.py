@@ -39,8 +39,8 @@ LEAST_WIDE = 64  # rows of the smallest graph for longer chunks: a whole tile of
 
 
 def ladder(max_rows: int) -> list[int]:
-    """Batch sizes with a graph: powers of two from 4, and the maximum itself."""
-    sizes = [size for size in (1 << power for power in range(2, 31)) if size < max_rows]
+    """Batch sizes with a graph: powers of two, and the maximum itself."""
+    sizes = [size for size in (1 << power for power in range(31)) if size < max_rows]
     return [*sizes, max_rows]
 
 

@@ -124,7 +124,7 @@ def head_kernel(
     offsets = token.to(tl.int64) * K
     early = early_weights(w_ptr, offsets, valid, 0, AHEAD)
     begin(PDL)
-    acc = accumulate(early, x_ptr, w_ptr, offsets, valid, m0, 0, K, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
+    acc = accumulate(early, x_ptr, w_ptr, offsets, valid, m0, rows_live, 0, K, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
     rows = m0 + tl.arange(0, BM)
     logits = acc.to(x_ptr.dtype.element_ty).to(tl.float32)
     first, second = row_words(keys_ptr, positions_ptr, rows, stride_keys, rows < rows_live)

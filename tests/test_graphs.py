@@ -198,8 +198,8 @@ def test_moved_parameters_are_refused():
 
 def test_the_ladder_ends_at_its_maximum():
     assert ladder(1) == [1]
-    assert ladder(4) == [4]
-    assert ladder(48) == [4, 8, 16, 32, 48]
+    assert ladder(4) == [1, 2, 4]
+    assert ladder(48) == [1, 2, 4, 8, 16, 32, 48]
 
 
 def test_the_step_buffer_pads_with_rows_of_the_scratch_page():
