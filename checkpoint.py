@@ -18,12 +18,14 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
 from config import UserError
 
 CHECKSUMS = "checksums_rank_{}.json"
+SEGMENT = 64 << 20  # bytes that one thread sums up at a time
 
 
 class CheckpointError(UserError, RuntimeError):
@@ -206,8 +208,20 @@ def _damaged(folder: Path, rank: int) -> list[str]:
 
 
 def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+    """Digest of the digests of a file's segments, which cores share: one would need a minute for a 4B optimizer."""
+    starts = range(0, max(1, path.stat().st_size), SEGMENT)
+    with ThreadPoolExecutor(min(len(starts), 8)) as pool:
+        digests = pool.map(lambda start: _segment_digest(path, start), starts)
+    return hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
+
+
+def _segment_digest(path: Path, start: int) -> bytes:
+    digest, buffer = hashlib.blake2b(digest_size=16), bytearray(1 << 20)
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        while (left := start + SEGMENT - file.tell()) > 0 and (count := file.readinto(memoryview(buffer)[:left])):
+            digest.update(memoryview(buffer)[:count])
+    return digest.digest()
 
 
 def _write_synced(path: Path, text: str) -> None:

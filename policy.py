@@ -14,7 +14,7 @@ import logging
 import os
 import random
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -175,12 +175,14 @@ class Policy:
         in which the other ranks would wait for ever when one rank's disk is full.
         """
         (folder / "engine").mkdir(parents=True, exist_ok=True)
+        torch.serialization.set_crc32_options(False)  # half of the time; a checkpoint has checksums of its own
         adapters_alone = self.config.lora.rank > 0  # the frozen weights are in model.path
-        self._engine._save_checkpoint(str(folder), "engine", exclude_frozen_parameters=adapters_alone)
-        self._engine._save_zero_checkpoint(str(folder), "engine")
-        torch.save(_random_state(), folder / "engine" / f"random_rank_{dist.get_rank()}.pt")
-        for name, part in self.saved_beside.items() if dist.get_rank() == 0 else ():
-            torch.save(part.state_dict(), folder / "engine" / f"{name}.pt")
+        with _stream_beside(self.device):
+            self._engine._save_checkpoint(str(folder), "engine", exclude_frozen_parameters=adapters_alone)
+            self._engine._save_zero_checkpoint(str(folder), "engine")
+            torch.save(_random_state(), folder / "engine" / f"random_rank_{dist.get_rank()}.pt")
+            for name, part in self.saved_beside.items() if dist.get_rank() == 0 else ():
+                torch.save(part.state_dict(), folder / "engine" / f"{name}.pt")
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote on the same number of ranks. Collective."""
@@ -211,10 +213,11 @@ class Policy:
 
     def save_pretrained(self, folder: Path) -> None:
         """The Hugging Face copy, or with LoRA the adapters in peft's form; rank 0 alone."""
-        if self.config.lora.rank:
-            lora.save_adapters(self.model, self.config.lora, folder)
-        else:
-            self.model.save_pretrained(folder)
+        with _stream_beside(self.device):
+            if self.config.lora.rank:
+                lora.save_adapters(self.model, self.config.lora, folder)
+            else:
+                self.model.save_pretrained(folder)
 
 
 def build_reference(config: Config, device: torch.device) -> Reference | None:
@@ -224,6 +227,18 @@ def build_reference(config: Config, device: torch.device) -> Reference | None:
     model = build_model(config.model, config.train.seed, device)
     module = TokenLogprobModule(model, config.model.attn_implementation, config.rollout.temperature)
     return Reference(module, device, stays=config.loss.kl_reference == "gpu")
+
+
+@contextlib.contextmanager
+def _stream_beside(device: torch.device) -> Iterator[None]:
+    """A stream of its own: copies to the host would else stand in line with the decode steps of the next rollout."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.default_stream(device))  # the update's last kernels
+    with torch.cuda.stream(stream):
+        yield
 
 
 def _random_state() -> dict[str, Any]:

@@ -58,12 +58,16 @@ class HostWatch:
         while not self._over.wait(0.2):
             self._least = min(self._least, _available())
 
-    def stop(self) -> dict[str, float]:
-        self._over.set()
-        self._thread.join()
+    def now(self) -> dict[str, float]:
+        """GB: the most that was in use so far, of all processes and files in memory; the most of this process."""
         status = Path("/proc/self/status").read_text()
         resident = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
         return {"host_used_gb": (self._start - self._least) / 1e9, "host_resident_gb": resident / 1e9}
+
+    def stop(self) -> dict[str, float]:
+        self._over.set()
+        self._thread.join()
+        return self.now()
 
 
 def _available() -> int:
@@ -82,14 +86,15 @@ def alternate_grades() -> None:
     trainer.grade_trajectory = grade
 
 
-def time_saves() -> list[float]:
-    """Seconds of each checkpoint's writing, its checksums included; filled as they are written."""
+def time_saves(host: HostWatch) -> list[float]:
+    """Seconds of each checkpoint's writing, its checksums included; filled, and printed, as they are written."""
     write, seconds = checkpoint.CheckpointStore._write, []
 
     def timed(store: checkpoint.CheckpointStore) -> None:
-        started = time.perf_counter()
+        before, started = host.now(), time.perf_counter()
         write(store)
         seconds.append(round(time.perf_counter() - started, 2))
+        print(json.dumps({"save_seconds": seconds[-1], "before": before, "after": host.now()}), flush=True)
 
     checkpoint.CheckpointStore._write = timed  # type: ignore[method-assign]
     return seconds
@@ -110,8 +115,8 @@ def main() -> int:
         assert holder.stdout
         print(f"free on the GPU: {int(holder.stdout.readline()) / 1e9:.2f} GB", flush=True)
     alternate_grades()
-    saves = time_saves()
     host, started = HostWatch(), time.perf_counter()
+    saves = time_saves(host)
     words = [word for text in (*STAND_INS, *options.set) for word in ("--set", text)]
     status = program.main(["--config", options.config, "--run-dir", options.run_dir, *words])
     found = {"benchmark": "run", "config": options.config, "settings": options.set, "status": status, **host.stop()}
