@@ -99,6 +99,7 @@ class _WeightedDivergence(torch.autograd.Function):
             torch.mm(gradient, student_head, out=grad_hidden[part])
             if grad_weight is not None:
                 grad_weight[:shared].addmm_(gradient.T, hidden[part])
+            del gradient  # else it would stay beside both logits of the next chunk
         ctx.save_for_backward(grad_hidden, grad_weight)
         values, gap, entropy = figures
         ctx.mark_non_differentiable(values, gap, entropy)
