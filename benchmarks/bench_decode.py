@@ -181,12 +181,12 @@ def profile(bench: Bench, context: int) -> None:
 
 
 def bytes_read(model: Any, bench: Bench, context: int) -> float:
-    """Bytes that a step must read: weights once, live keys and values once."""
+    """Bytes that a step must read: weights once, live keys and values once; of experts, when eager, all."""
     config = model.config
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     if not config.tie_word_embeddings:
         weights -= model.get_input_embeddings().weight.numel() * 2  # a step gathers a few of its rows
-    stage = bench.decoder._stack.experts
+    stage = bench.decoder._stack.experts if bench.decoder.pipelined else None
     if stage is not None:
         of_experts = sum(p.numel() * p.element_size() for n, p in model.named_parameters() if ".experts." in n)
         weights -= of_experts * (1 - stage.ids[: bench.rows].unique().numel() / config.num_local_experts)

@@ -6,13 +6,14 @@
 
 Decoding at the true shape: `bench_decode.py --shape models/shapes/gpt-oss-20b`. Each row samples its second half, and
 every other row is right, so name two at least; rows of more than 16,384 tokens in all take a micro-batch each.
-`--against-eager` makes no step: it compares log-probs and gradients (norm-relative, the worst of each kind of
-parameter) with Hugging Face's eager attention and experts on the same batch. Prints one JSON line.
+`--against-eager` makes no step: it compares log-probs and gradients of one batch, ours and those of Hugging Face's
+eager attention and experts in bf16, with the latter in fp32, the experts chosen alike. Prints one JSON line.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import random
 import sys
@@ -28,9 +29,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.machine import describe
 from config import Config, parse_config
 from minibatch import plan_updates
+from modeling.attention import IMPLEMENTATION as ATTENTION
+from modeling.experts import IMPLEMENTATION as EXPERTS
 from modeling.loading import build_model
 from modeling.logprob import token_logprobs
 from modeling.packed_model import TokenLogprobModule
+from modeling.routing import Recorded
 from modeling.shapes import SHIPPED
 from policy import Policy, init_distributed
 from rollout.records import RolloutRecord, Scored, StopReason, Turn
@@ -77,35 +81,92 @@ def train(policy: Policy, batches: Any, config: Config, steps: int) -> dict[str,
     return {"seconds": seconds, "grad_norms": norms, "losses": losses}
 
 
-def against_eager(model: Any, batch: Any) -> dict[str, Any]:
-    """Our log-probs [M] and parameter gradients, and the same with Hugging Face's eager code, row by row."""
-    batch = batch.to(model.device)
+class Seen:
+    """Keeps what the routers choose, where `modeling.routing.Recorded` would compare it."""
 
-    def gradients(logprobs: torch.Tensor) -> dict[str, torch.Tensor]:
-        model.zero_grad()
-        (logprobs * batch.advantages).sum().backward()
-        return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    balance = None
 
-    ours = TokenLogprobModule(model, "auto", 1.0)(batch).logprobs
-    our_gradients = gradients(ours)
+    def __init__(self) -> None:
+        self.ids: list[torch.Tensor] = []  # of each layer  # [N, k]
+
+    @property
+    def flips(self) -> torch.Tensor:
+        return torch.zeros(len(self.ids[0]), device=self.ids[0].device)
+
+    def choose(self, _: int, __: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.ids.append(ids)
+        return shares, ids
+
+
+def our_choices(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs [M] by the training forward, and the experts that its tokens took  # [N, layers * k] uint8"""
+    module, seen = TokenLogprobModule(model, "auto", 1.0), Seen()
+    module._recorded = lambda _: seen  # type: ignore[assignment, return-value, method-assign]
+    with torch.no_grad():
+        logprobs = module(batch).logprobs
+    return logprobs, torch.cat(seen.ids, dim=1).to(torch.uint8)
+
+
+def eager_logprobs(model: Any, batch: Any, replay: bool) -> tuple[torch.Tensor, float]:
+    """Log-probs [M] by Hugging Face's eager code, row by row; the share of (token, layer) with other experts."""
     model.set_attn_implementation("eager")
     model.set_experts_implementation("eager")
-    hidden, start = [], 0
-    for length in batch.lengths:
-        ids = batch.input_ids[:, start : start + length]
-        hidden.append(model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0])
-        start += length
+    hidden, flips = [], []
+    for ids, routes in zip(batch.input_ids[0].split(batch.lengths), batch.routes.split(batch.lengths), strict=True):
+        recorded = Recorded(routes, model.config.num_hidden_layers, replay)
+        for layer in model.base_model.layers:
+            layer.self_attn.link.routes = recorded
+        hidden.append(model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0])
+        flips.append(recorded.flips)
     head = model.get_output_embeddings().weight
-    theirs = token_logprobs(torch.cat(hidden)[batch.predictors], head, batch.targets, 1.0).logprobs
-    exact = gradients(theirs)
+    logprobs = token_logprobs(torch.cat(hidden)[batch.predictors], head, batch.targets, 1.0).logprobs
+    return logprobs, torch.cat(flips).mean().item()
+
+
+def gradients(model: Any, batch: Any, logprobs: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    (logprobs * batch.advantages).sum().backward()
+    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def against_eager(model: Any, batch: Any) -> dict[str, Any]:
+    """Log-probs and gradients of our code and of Hugging Face's eager code, both bf16, against its eager code in fp32.
+
+    All three take the experts that ours chose. "free": ours against eager, each with its own choices.
+    """
+    batch = batch.to(model.device)
+    free, routes = our_choices(model, batch)
+    batch = dataclasses.replace(batch, routes=routes)
+    with torch.no_grad():
+        free_eager, flips = eager_logprobs(model, batch, replay=False)
+    model.set_attn_implementation(ATTENTION)
+    model.set_experts_implementation(EXPERTS)
+    ours = TokenLogprobModule(model, "auto", 1.0, router_replay=True)(batch).logprobs
+    our_gradients = gradients(model, batch, ours)
+    eager, _ = eager_logprobs(model, batch, replay=True)
+    eager_gradients = gradients(model, batch, eager)
+    model.float()
+    exact, _ = eager_logprobs(model, batch, replay=True)
+    exact_gradients = gradients(model, batch, exact)
+    errors = {"ours": _errors(our_gradients, exact_gradients), "eager": _errors(eager_gradients, exact_gradients)}
+    return {
+        "flips": flips, "free_mean_abs_dlogp": (free - free_eager).abs().mean().item(),
+        "mean_abs_dlogp": {"ours": _mean_abs(ours - exact), "eager": _mean_abs(eager - exact)}, "gradients": errors,
+    }  # fmt: skip
+
+
+def _mean_abs(difference: torch.Tensor) -> float:
+    return difference.detach().abs().mean().item()
+
+
+def _errors(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Norm-relative, the worst of each kind of parameter."""
     kinds: dict[str, float] = {}
     for name, gradient in exact.items():
-        kind = ".".join(part for part in name.split(".")[1:] if not part.isdigit())
-        exact_norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
-        error = (torch.linalg.vector_norm(our_gradients[name] - gradient, dtype=torch.float32) / exact_norm).item()
-        kinds[kind] = max(kinds.get(kind, 0.0), error)
-    delta = (ours - theirs).detach().abs()
-    return {"mean_abs_dlogp": delta.mean().item(), "max_abs_dlogp": delta.max().item(), "gradients": kinds}
+        kind = ".".join(part for part in name.split(".")[1:] if not part.isdigit()) or name
+        error = torch.linalg.vector_norm(found[name].float() - gradient) / torch.linalg.vector_norm(gradient)
+        kinds[kind] = round(max(kinds.get(kind, 0.0), error.item()), 5)
+    return kinds
 
 
 def main() -> None:
