@@ -19,6 +19,7 @@ import torch
 import checkpoint
 import entropies
 import evaluation
+import groups
 from badsteps import BadSteps
 from config import Config
 from data import Problem, ProblemStream, data_digest
@@ -177,7 +178,8 @@ class Trainer:
             with self._clock("reward"):
                 scored = self._score(records, sampled.indices)
             trained = without_equal_groups(scored) if rollout.max_refills else scored
-            sampled.add(records, scored, trained, asdict(self._rollout_stats()))
+            stats = groups.over_ranks(self.ranks.gather(asdict(self._rollout_stats())))
+            sampled.add(records, scored, trained, stats)
             if sampled.rounds > rollout.max_refills:
                 break
             missing = rollout.prompts_per_step - len(by_prompt(sampled.trained))

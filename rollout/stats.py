@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RolloutStats:
-    """Counts and seconds of one `generate` in one process; all of them add up over several."""
+    """Counts and seconds of one `generate` in one process; all of them add up over several in a row."""
 
     seconds: float = 0.0  # wall time of the whole; the parts below and what the schedule itself takes sum to it
     memory_seconds: float = 0.0  # the cache's memory taken back before, and given away after
