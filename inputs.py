@@ -27,7 +27,7 @@ FIXED_BY_THE_OPTIMIZER = (
 
 def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     """The checkpoint to resume from. A folder that holds a run is never overwritten."""
-    from checkpoint import CheckpointError, find_latest
+    from checkpoint import CheckpointError, newest
 
     if run_dir.exists() and not run_dir.is_dir():
         raise ConfigError("--run-dir", str(run_dir), "is a file; name a folder")
@@ -43,7 +43,7 @@ def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
                 "already holds a run; add --resume, or name another folder (or delete this one)",
             )
         return None
-    latest = find_latest(run_dir)
+    latest = newest(run_dir)
     if latest is None:
         raise CheckpointError(
             f"{run_dir}: no complete checkpoint to resume from; start without --resume in another folder"

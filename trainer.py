@@ -81,7 +81,7 @@ class Trainer:
     def resume(self, folder: Path) -> int:
         """Continues from a checkpoint; returns the steps already taken."""
         state = checkpoint.load(folder, self.policy, self.ranks.rank, self.ranks.gather)
-        if state["data"] != self.data.digest():
+        if state.get("data") != self.data.digest():
             raise checkpoint.CheckpointError(
                 f"{folder}: was written with other problems or prompts than these ({len(self.data.problems)} now), so "
                 f"the data cursor would be wrong; restore them, or start a new run with model.path={folder}"

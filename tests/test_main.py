@@ -202,6 +202,16 @@ def test_a_damaged_checkpoint_is_refused_by_the_name_of_its_file(straight, tmp_p
     assert metrics(tmp_path / "run") == before
 
 
+def test_a_newer_checkpoint_that_cannot_be_read_is_not_passed_over(straight, tmp_path, capsys):
+    shutil.copytree(straight, tmp_path / "run")
+    state = tmp_path / "run/checkpoints/step_4/state.json"
+    state.write_bytes(state.read_bytes().replace(b"{", b"z"))
+    before = metrics(tmp_path / "run")
+    assert run(tmp_path / "run", resume=True) == 2
+    assert "step_4/state.json: is missing or differs" in capsys.readouterr().err
+    assert metrics(tmp_path / "run") == before
+
+
 def test_a_changed_setting_is_named_on_resume(straight, tmp_path, capsys):
     cut_back(straight, tmp_path / "run")
     assert run(tmp_path / "run", "train.learning_rate=1e-5", resume=True) == 0
