@@ -36,6 +36,8 @@ Routes = Callable[[Sequence[int], int, int], bytes]
 class PolicyError(UserError, RuntimeError):
     """The model's own numbers make no trajectory."""
 
+    of_one_rank = True
+
 
 class Tool(Protocol):
     """What the engine needs of `tools.PythonTool`; the future always resolves, also when the sandbox fails."""
@@ -138,7 +140,7 @@ class RolloutEngine:
             if any_open:
                 stats.tools_open_seconds += clock() - began
             if self._progress:
-                self._progress(len(run.records), total, stats.decode_tokens, run.num_open_turns)
+                self._progress(len(run.records), total, stats.decode_tokens, len(run.open_turns))
 
     def sync_weights(self, step: int) -> None:
         """Nothing to do: the sampled weights are the trained ones."""
@@ -166,10 +168,6 @@ class RolloutRun:
         self._episodes: dict[int, Episode] = {}  # by order
         self.open_turns: list[OpenTurn] = []  # in order of submission
         self.routes: Routes | None = None
-
-    @property
-    def num_open_turns(self) -> int:
-        return len(self.open_turns)
 
     def take_more(self) -> bool:
         """Takes trajectories while rows are free for them, and a group more, whose siblings then share a prompt.
