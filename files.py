@@ -1,13 +1,15 @@
 """Files beside checkpoints that a run or a look at one leaves: complete or absent, and a full disk is one line.
 
 Whatever the system refuses (no space, read-only, no folder) becomes a `WriteError` that names the file and the mend.
-Standard library only.
+A run folder has one writer at a time (`sole_writer`). Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +31,35 @@ def writing(path: Path | str, mend: str = RESUME) -> Iterator[None]:
         yield
     except OSError as error:
         raise WriteError(f"{path}: cannot be written ({error.strerror or error}); {mend}") from error
+
+
+class InUseError(UserError, RuntimeError):
+    """Another process writes into the run folder."""
+
+
+@contextlib.contextmanager
+def sole_writer(run_dir: Path) -> Iterator[None]:
+    """Holds `run_dir/lock`, which the system lets go of however this process ends. Raises InUseError.
+
+    The run's other processes do not hold it: rank 0 does for all. Makes the folder.
+    """
+    path = run_dir / "lock"
+    with contextlib.ExitStack() as stack:
+        with writing(path):
+            run_dir.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(path.open("a+", encoding="utf-8"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                raise InUseError(
+                    f"{run_dir}: {file.read().strip() or 'another process'} is writing into it; wait for its end, or "
+                    "name another folder"
+                ) from error
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+        yield
 
 
 def write_whole(path: Path, content: str | bytes, mend: str = RESUME) -> None:

@@ -34,6 +34,9 @@ def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     parent = next(folder for folder in (run_dir, *run_dir.absolute().parents) if folder.is_dir())
     if not os.access(parent, os.W_OK):
         raise ConfigError("--run-dir", str(run_dir), f"cannot be made: {parent} is not writable; name another folder")
+    for part in (run_dir / "checkpoints", run_dir / "trajectories"):  # else found out when the first is to be saved
+        if part.exists() and not (part.is_dir() and os.access(part, os.W_OK)):
+            raise ConfigError("--run-dir", str(run_dir), f"{part} is no folder that can be written to; mend that")
     if not resume:
         traces = ("metrics.jsonl", "checkpoints/step_*", "trajectories/step_*")
         if any(True for trace in traces for _ in run_dir.glob(trace)):

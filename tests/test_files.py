@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import building
 import main as program
 from config import parse_config
 from evaluation import write_results
-from files import WriteError, append_line, say, whole_lines, write_whole
+from files import InUseError, WriteError, append_line, say, sole_writer, whole_lines, write_whole
 from policy import init_distributed
 from ranks import Ranks
 from report.console import PlainConsole
@@ -209,3 +213,78 @@ def test_a_run_that_met_a_full_disk_ends_with_one_line_and_resumes_exactly(
     assert [row["step"] for row in metrics(run_dir)] == [1, 2]
     assert run(run_dir, "train.check=false", resume=True) == 0
     assert numbers(run_dir) == numbers(straight)
+
+
+def test_a_run_folder_has_one_writer_at_a_time(tmp_path):
+    with sole_writer(tmp_path / "run"):
+        with pytest.raises(InUseError, match=rf"run: process {os.getpid()} on .* is writing into it; wait"):
+            with sole_writer(tmp_path / "run"):
+                pass
+    with sole_writer(tmp_path / "run"):
+        pass
+    with pytest.raises(WriteError, match=r"never/lock: cannot be written"), sole_writer(Path("/dev/null/never")):
+        pass
+
+
+def test_a_killed_writer_lets_go_though_processes_that_it_started_live_on(tmp_path):
+    code = (
+        "import subprocess, sys, time; from pathlib import Path; from files import sole_writer\n"
+        "with sole_writer(Path(sys.argv[1])):\n"
+        "    subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL); print('held', flush=True); time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"held\n"
+    with pytest.raises(InUseError), sole_writer(tmp_path):
+        pass
+    process.kill()
+    process.wait()
+    with sole_writer(tmp_path):
+        pass
+    os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_second_run_in_a_folder_is_refused_while_the_first_goes_on(straight, tmp_path, monkeypatch, capsys, resume):
+    monkeypatch.chdir(ROOT)
+    folder = tmp_path / "run"
+    if resume:  # refused before it puts a second model on the GPU
+        shutil.copytree(straight, folder)
+        monkeypatch.setattr(building, "build_policy", None)
+    with sole_writer(folder):
+        before = sorted(folder.rglob("*"))
+        assert run(folder, "train.check=false", "train.steps=6", resume=resume) == program.USER_ERROR_STATUS
+        assert sorted(folder.rglob("*")) == before
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "is writing into it" in error
+
+
+def test_a_run_that_began_and_ended_while_another_was_being_built_is_not_written_over(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+
+    inner = building.build_policy
+
+    def build(*words):
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run/metrics.jsonl").write_text("theirs")
+        return inner(*words)
+
+    monkeypatch.setattr(building, "build_policy", build)
+    assert run(tmp_path / "run", "train.check=false") == program.USER_ERROR_STATUS
+    assert "already holds a run" in capsys.readouterr().err
+    assert (tmp_path / "run/metrics.jsonl").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "trajectories"])
+def test_a_part_of_the_run_folder_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(ROOT)
+    (tmp_path / name).write_text("a file")
+    assert run(tmp_path) == program.USER_ERROR_STATUS
+    assert f"{name} is no folder that can be written to" in capsys.readouterr().err
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    allowed = os.access  # root may write everywhere, but not on a disk that is mounted read-only
+    monkeypatch.setattr(os, "access", lambda path, *how: Path(path).name != name and allowed(path, *how))
+    assert run(tmp_path) == program.USER_ERROR_STATUS
+    assert f"{name} is no folder that can be written to" in capsys.readouterr().err
