@@ -21,6 +21,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -133,7 +134,9 @@ class CheckpointStore:
         os.replace(latest, self._folder / "latest")
         _sync(self._folder)
         for old in _removable(self._folder, self._keep):
-            shutil.rmtree(old)
+            failure = _attempt(partial(shutil.rmtree, old))
+            if failure:  # somebody looks into it, say; the new one stands, and a run does not end for an old one
+                print(f"{old} could not be removed ({failure})", flush=True)
 
     def _raise_any(self) -> None:
         failures = [f for f in self._gather(self._failure) if f]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,23 @@ def test_the_newest_and_the_best_are_kept(tmp_path, policy):
     for step, score in ((1, 0.2), (2, 0.9), (3, None), (4, 0.5), (5, None), (6, 0.4)):
         save(tmp_path, policy, step, score, keep=2)
     assert steps(tmp_path) == [2, 5, 6]
+
+
+def test_an_old_one_that_cannot_be_removed_ends_nothing_and_is_named(tmp_path, policy, monkeypatch, capsys):
+    save(tmp_path, policy, 1, keep=1)
+    remove = shutil.rmtree
+
+    def busy(path, **options):
+        if path.name == "step_1":
+            raise OSError(16, "Device or resource busy", str(path))
+        remove(path, **options)
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", busy)
+    assert save(tmp_path, policy, 2, keep=1) == find_latest(tmp_path)
+    assert "step_1 could not be removed (OSError: [Errno 16]" in capsys.readouterr().out
+    monkeypatch.undo()
+    save(tmp_path, policy, 3, keep=1)
+    assert steps(tmp_path) == [3]
 
 
 def test_without_a_limit_all_are_kept(tmp_path, policy):

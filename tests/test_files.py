@@ -115,6 +115,25 @@ def test_a_last_line_that_a_crash_cut_short_is_not_read(tmp_path):
     assert whole_lines(tmp_path / "x") == ['{"step": 1}']
 
 
+def test_what_is_written_is_on_the_disk_before_it_counts(tmp_path, monkeypatch):
+    synced, fsync, replace = [], os.fsync, os.replace
+
+    def sync(descriptor):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((path.name, path.read_text()))
+        fsync(descriptor)
+
+    def rename(source, target):
+        assert synced[-1][0] == source.name
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", rename)
+    write_whole(tmp_path / "x", "words")
+    append_line(tmp_path / "lines", "one")
+    assert synced == [("x.partial", "words"), ("lines", "one\n")]
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     for write in (
@@ -288,3 +307,49 @@ def test_a_part_of_the_run_folder_that_cannot_be_written_is_refused_at_once(tmp_
     monkeypatch.setattr(os, "access", lambda path, *how: Path(path).name != name and allowed(path, *how))
     assert run(tmp_path) == program.USER_ERROR_STATUS
     assert f"{name} is no folder that can be written to" in capsys.readouterr().err
+
+
+LOST_POWER = {  # what may lie behind the last checkpoint afterwards; steps 3 and 4 are taken again
+    "trajectories/step_3.parquet": b"",
+    "trajectories/step_4.parquet": b"PAR1 and nothing more",
+    "metrics.jsonl": b"\0\0\0\0\n\xff\xfe\n",
+}
+
+
+def test_what_a_loss_of_power_left_behind_the_last_checkpoint_is_no_hindrance(straight, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    run_dir = tmp_path / "run"
+    shutil.copytree(straight, run_dir)
+    shutil.rmtree(run_dir / "checkpoints/step_4")
+    for name, content in LOST_POWER.items():
+        if name == "metrics.jsonl":
+            lines = (run_dir / name).read_bytes().splitlines(keepends=True)
+            content = b"".join(lines[:2]) + content
+        (run_dir / name).write_bytes(content)
+    assert run(run_dir, "train.check=false", resume=True) == 0
+    assert numbers(run_dir) == numbers(straight)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("trajectories/step_1.parquet", b"", "is damaged (Parquet file size is 0 bytes); remove it"),
+        ("trajectories/step_2.parquet", b"x" * 100, "remove it to go on without"),
+        ("metrics.jsonl", b'{"step": 1}\n\xff{"step": 2}\n', "line 2 is damaged"),
+        ("metrics.jsonl", b"[1]\n", "line 1 is damaged"),
+        ("settings.jsonl", b"", "is empty; remove it"),
+        ("settings.jsonl", b'{"first_\n', "line 1 is damaged"),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_of_the_steps_that_stay_is_one_line(
+    straight, tmp_path, monkeypatch, capsys, name, content, words
+):
+    monkeypatch.chdir(ROOT)
+    run_dir = tmp_path / "run"
+    shutil.copytree(straight, run_dir)
+    (run_dir / name).write_bytes(content)
+    before = (run_dir / "metrics.jsonl").read_bytes()
+    assert run(run_dir, "train.check=false", "train.steps=5", resume=True) == program.USER_ERROR_STATUS
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"{name}: " in error and words in error
+    assert (run_dir / "metrics.jsonl").read_bytes() == before
