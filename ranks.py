@@ -38,7 +38,7 @@ class Ranks:
         return items
 
     def attempt(self, write: Callable[..., None], *values: Any) -> None:
-        """Calls `write(*values)`. What it meets on the disk is kept for `raise_any`; until then nothing more is tried."""
+        """Calls `write(*values)`. What it meets on the disk is kept for `raise_any`, and nothing more is tried."""
         if self._failure is None:
             try:
                 write(*values)
