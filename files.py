@@ -92,11 +92,11 @@ def append_line(path: Path, line: str) -> None:
         size = file.tell()
         try:
             _write(file, (line + "\n").encode("utf-8"))
+            os.fsync(file.fileno())
         except OSError:
             with contextlib.suppress(OSError):
                 file.truncate(size)
             raise
-        os.fsync(file.fileno())
 
 
 def _write(file: io.FileIO, content: bytes) -> None:
