@@ -8,6 +8,7 @@ space, read-only, no folder) becomes a `WriteError` that names the file and the 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import io
 import json
@@ -49,7 +50,8 @@ class InUseError(UserError, RuntimeError):
 def sole_writer(run_dir: Path) -> Iterator[None]:
     """Holds `run_dir/lock`, which the system lets go of however this process ends. Raises InUseError.
 
-    The run's other processes do not hold it: rank 0 does for all. Makes the folder.
+    The run's other processes do not hold it: rank 0 does for all. Makes the folder. Where the file system keeps no locks
+    (Lustre without its flock option, say) that is said, and nothing is held.
     """
     path = run_dir / "lock"
     with contextlib.ExitStack() as stack:
@@ -64,6 +66,10 @@ def sole_writer(run_dir: Path) -> Iterator[None]:
                     f"{run_dir}: {file.read().strip() or 'another process'} is writing into it; wait for its end, or "
                     "name another folder"
                 ) from error
+            except OSError as error:
+                if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                    raise
+                say(f"{path}: no lock ({error.strerror}); see to it that no other run writes into this folder")
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()

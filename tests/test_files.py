@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -242,6 +244,19 @@ def test_a_run_folder_has_one_writer_at_a_time(tmp_path):
     with sole_writer(tmp_path / "run"):
         pass
     with pytest.raises(WriteError, match=r"never/lock: cannot be written"), sole_writer(Path("/dev/null/never")):
+        pass
+
+
+def test_a_file_system_without_locks_is_said_and_any_other_trouble_is_an_error(tmp_path, monkeypatch, capsys):
+    def flock(file, how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    number = errno.ENOSYS
+    with sole_writer(tmp_path):
+        assert "lock: no lock (Function not implemented); see to it" in capsys.readouterr().out
+    number = errno.EIO
+    with pytest.raises(WriteError, match=r"lock: cannot be written \(Input/output error\)"), sole_writer(tmp_path):
         pass
 
 
