@@ -50,8 +50,8 @@ class InUseError(UserError, RuntimeError):
 def sole_writer(run_dir: Path) -> Iterator[None]:
     """Holds `run_dir/lock`, which the system lets go of however this process ends. Raises InUseError.
 
-    The run's other processes do not hold it: rank 0 does for all. Makes the folder. Where the file system keeps no locks
-    (Lustre without its flock option, say) that is said, and nothing is held.
+    The run's other processes do not hold it: rank 0 does for all. Makes the folder. Where the file system keeps no
+    locks (Lustre without its flock option, say) that is said, and nothing is held.
     """
     path = run_dir / "lock"
     with contextlib.ExitStack() as stack:
