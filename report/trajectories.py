@@ -64,8 +64,9 @@ def count_rows(run_dir: Path, step: int) -> int:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except pa.ArrowException as error:
-        raise DamageError(f"{path}: is damaged ({str(error).splitlines()[0]}); remove it to go on without") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise DamageError(f"{path}: cannot be read ({reason}); remove it to go on without") from error
 
 
 def write_step(

@@ -348,7 +348,7 @@ def test_what_a_loss_of_power_left_behind_the_last_checkpoint_is_no_hindrance(st
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("trajectories/step_1.parquet", b"", "is damaged (Parquet file size is 0 bytes); remove it"),
+        ("trajectories/step_1.parquet", b"", "cannot be read (Parquet file size is 0 bytes); remove it"),
         ("trajectories/step_2.parquet", b"x" * 100, "remove it to go on without"),
         ("metrics.jsonl", b'{"step": 1}\n\xff{"step": 2}\n', "line 2 is damaged"),
         ("metrics.jsonl", b"[1]\n", "line 1 is damaged"),
