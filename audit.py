@@ -9,7 +9,6 @@ seed. What cannot be recomputed is said.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import audit_loss
-from files import whole_lines
+from files import json_lines
 from report.settings import Stretch, stretches
 from report.trajectories import read_step, stored_steps
 
@@ -42,8 +41,7 @@ def audit(
     missing: dict[str, int] = defaultdict(int)  # why -> losses
     oldest = min(stored_steps(run_dir), default=1)
     history = [stretch] if stretch else stretches(run_dir)
-    for line in whole_lines(run_dir / "metrics.jsonl"):
-        metrics = json.loads(line)
+    for _, metrics in json_lines(run_dir / "metrics.jsonl"):
         config = next((one.config for one in history if metrics["step"] in one.steps), None)
         if config is None:
             continue

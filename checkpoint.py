@@ -4,6 +4,9 @@ A checkpoint is a folder `checkpoints/step_N`: the Hugging Face copy (config, we
 engine's state and the random state of every rank under `engine/`, checksums, and `state.json`, written last. It is
 written beside its place (`step_N.partial`) and renamed when every rank is done; `latest` names it only afterwards.
 
+Every file is on the disk, not only in the system's memory, before the rename that makes it count: a machine that loses
+power keeps whole checkpoints too.
+
 `begin` hands the writing to a thread and returns; weights and optimizer state do not change until the next update, so
 nothing is copied, and `finish` must be called before that update. The thread makes no collective call: ranks meet in
 `begin` and `finish` alone, so a rank that cannot write is heard by all.
@@ -19,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -111,7 +115,11 @@ class CheckpointStore:
         if self._rank == 0:
             self._policy.save_pretrained(self._partial)
             self._save_tokenizer(self._partial)
-        sums = {name: _checksum(self._partial / name) for name in _files_of(self._partial, self._rank)}
+        names = _files_of(self._partial, self._rank)
+        for path in [self._partial / name for name in names]:
+            _sync(path)
+            _sync(path.parent)
+        sums = {name: _checksum(self._partial / name) for name in names}
         _write_synced(self._partial / CHECKSUMS.format(self._rank), json.dumps(sums, indent=1) + "\n")
 
     def _commit(self) -> None:
@@ -120,23 +128,39 @@ class CheckpointStore:
             raise FileNotFoundError(f"rank {missing[0]} left no checksums")
         final = self._folder / f"step_{self._step}"
         _write_synced(self._partial / "state.json", json.dumps(self._state, indent=1) + "\n")
+        _sync(self._partial)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(self._partial, final)
         latest = self._folder / "latest.partial"
         _write_synced(latest, final.name + "\n")
         os.replace(latest, self._folder / "latest")
+        _sync(self._folder)
         for old in _removable(self._folder, self._keep):
-            shutil.rmtree(old)
+            failure = _attempt(partial(shutil.rmtree, old))
+            if failure:  # somebody looks into it, say; the new one stands, and a run does not end for an old one
+                print(f"{old} could not be removed ({failure})", flush=True)
 
     def _raise_any(self) -> None:
         failures = [f for f in self._gather(self._failure) if f]
         if failures:
             last = find_latest(self._folder.parent)
             kept = f"{last} is the last complete one" if last else "there is no complete one yet"
+            again = "go on with --resume" if last else "start anew in another folder"
             raise CheckpointError(
                 f"{self._folder / f'step_{self._step}'} could not be written ({failures[0]}); {kept}. "
-                "Free space or mend the disk, then go on with --resume"
+                f"Free space or mend the disk, then {again}"
             )
+
+
+def newest(run_dir: Path) -> Path | None:
+    """`find_latest`, for who goes on from it: raises CheckpointError where a newer one is there that cannot be read,
+    since its steps would be taken again and their files replaced."""
+    latest = find_latest(run_dir)
+    unread = [path for path in (run_dir / "checkpoints").glob("step_*") if _step(path) >= 0 and path.is_dir()]
+    unread = [path for path in unread if not latest or _step(path) > _step(latest)]
+    if unread:
+        raise _damage(max(unread, key=_step), "state.json", latest)
+    return latest
 
 
 def find_latest(run_dir: Path) -> Path | None:
@@ -151,16 +175,13 @@ def load(folder: Path, policy: SavablePolicy, rank: int, gather: Callable[[Any],
     Raises CheckpointError on every rank where a file of any rank is missing, truncated or altered.
     """
     state = json.loads((folder / "state.json").read_text())
-    ranks = range(rank, state["world_size"], policy.world_size)
-    damaged = [name for r in ranks for name in _damaged(folder, r)]
+    damaged = [] if _fits(state, folder) else ["state.json"]
+    ranks = range(rank, state.get("world_size", 0), policy.world_size)
+    damaged += [name for r in ranks for name in _damaged(folder, r)]
     damaged = [name for part in gather(damaged) for name in part]
     if damaged:
-        older = [path for path in _complete(folder.parent) if _step(path) < state["step"]]
-        instead = f"; {max(older, key=_step)} is older" if older else ""
-        raise CheckpointError(
-            f"{folder / damaged[0]}: is missing or differs from its checksum; "
-            f"remove {folder} and resume again{instead}"
-        )
+        older = [path for path in _complete(folder.parent) if _step(path) < _step(folder)]
+        raise _damage(folder, damaged[0], max(older, key=_step, default=None))
     if state["world_size"] == policy.world_size:
         policy.load(folder)
     else:
@@ -172,6 +193,19 @@ def load(folder: Path, policy: SavablePolicy, rank: int, gather: Callable[[Any],
                 flush=True,
             )
     return state
+
+
+def _damage(folder: Path, name: str, older: Path | None) -> CheckpointError:
+    instead = f"; {older} is older" if older else ""
+    return CheckpointError(
+        f"{folder / name}: is missing or differs from its checksum; remove {folder} and resume again{instead}"
+    )
+
+
+def _fits(state: dict[str, Any], folder: Path) -> bool:
+    """Whether a state is that of its folder: it is written last, so no checksum can be written after it."""
+    shards = len(list(folder.glob(CHECKSUMS.format("*"))))
+    return state.get("step") == _step(folder) and state.get("world_size", 0) >= max(shards, 1)
 
 
 def _attempt(action: Callable[[], None]) -> str | None:
@@ -222,6 +256,15 @@ def _segment_digest(path: Path, start: int) -> bytes:
         while (left := start + SEGMENT - file.tell()) > 0 and (count := file.readinto(memoryview(buffer)[:left])):
             digest.update(memoryview(buffer)[:count])
     return digest.digest()
+
+
+def _sync(path: Path) -> None:
+    """Returns when a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_synced(path: Path, text: str) -> None:

@@ -1,16 +1,23 @@
 """Files beside checkpoints that a run or a look at one leaves: complete or absent, and a full disk is one line.
 
-Whatever the system refuses (no space, read-only, no folder) becomes a `WriteError` that names the file and the mend.
-Standard library only.
+What was written is on the disk when a call returns, and outlives a loss of power. Whatever the system refuses (no
+space, read-only, no folder) becomes a `WriteError` that names the file and the mend; a file that makes no sense, a
+`DamageError`. A run folder has one writer at a time (`sole_writer`). Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import io
+import json
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from schema import UserError
 
@@ -31,13 +38,53 @@ def writing(path: Path | str, mend: str = RESUME) -> Iterator[None]:
         raise WriteError(f"{path}: cannot be written ({error.strerror or error}); {mend}") from error
 
 
+class DamageError(UserError, ValueError):
+    """A file of a run that cannot be read for what it should be; one line with the file and the mend."""
+
+
+class InUseError(UserError, RuntimeError):
+    """Another process writes into the run folder."""
+
+
+@contextlib.contextmanager
+def sole_writer(run_dir: Path) -> Iterator[None]:
+    """Holds `run_dir/lock`, which the system lets go of however this process ends. Raises InUseError.
+
+    The run's other processes do not hold it: rank 0 does for all. Makes the folder. Where the file system keeps no
+    locks (Lustre without its flock option, say) that is said, and nothing is held.
+    """
+    path = run_dir / "lock"
+    with contextlib.ExitStack() as stack:
+        with writing(path):
+            run_dir.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(path.open("a+", encoding="utf-8"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                raise InUseError(
+                    f"{run_dir}: {file.read().strip() or 'another process'} is writing into it; wait for its end, or "
+                    "name another folder"
+                ) from error
+            except OSError as error:
+                if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                    raise
+                say(f"{path}: no lock ({error.strerror}); see to it that no other run writes into this folder")
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+        yield
+
+
 def write_whole(path: Path, content: str | bytes, mend: str = RESUME) -> None:
     """Beside its place and renamed, so that the file is complete or what it was before. Makes its folder."""
     partial = path.with_name(path.name + ".partial")
     with writing(path, mend):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+            with partial.open("wb", buffering=0) as file:
+                _write(file, content.encode("utf-8") if isinstance(content, str) else content)
+                os.fsync(file.fileno())
             os.replace(partial, path)
         except OSError:
             with contextlib.suppress(OSError):
@@ -48,19 +95,37 @@ def write_whole(path: Path, content: str | bytes, mend: str = RESUME) -> None:
 def append_line(path: Path, line: str) -> None:
     """The whole line or nothing of it."""
     with writing(path), path.open("ab", buffering=0) as file:
-        size, rest = file.tell(), (line + "\n").encode("utf-8")
+        size = file.tell()
         try:
-            while rest:  # a disk that fills up takes a part first
-                rest = rest[file.write(rest) :]
+            _write(file, (line + "\n").encode("utf-8"))
+            os.fsync(file.fileno())
         except OSError:
             with contextlib.suppress(OSError):
                 file.truncate(size)
             raise
 
 
+def _write(file: io.FileIO, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:  # a disk that fills up takes a part first
+        rest = rest[file.write(rest) :]
+
+
 def whole_lines(path: Path) -> list[str]:
     """Without a last line that a crash cut short."""
-    return path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+    return path.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0].splitlines()
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each of `whole_lines` with the object that it holds. Raises DamageError at one that holds none."""
+    for number, line in enumerate(whole_lines(path), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise DamageError(f"{path}: line {number} is damaged ({line[:20]!r}); remove it or put it right")
+        yield line, row
 
 
 def say(text: str) -> None:

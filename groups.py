@@ -74,6 +74,15 @@ def with_overlong_penalty(scored: Sequence[Scored], config: Config) -> list[Scor
     ]
 
 
+WALL_TIMES = ("seconds", "memory_seconds", "submit_seconds", "read_seconds", "idle_seconds", "tools_open_seconds")
+
+
+def over_ranks(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of one rollout (`rollout.stats`) from those of each rank: counts add up, wall times are averaged."""
+    sums = {name: sum(part[name] for part in parts) for name in parts[0]}
+    return sums | {name: sums[name] / len(parts) for name in WALL_TIMES}
+
+
 @dataclass(slots=True)
 class SampledStep:
     """What a step has sampled so far; prompt_index counts through all rounds."""
@@ -88,7 +97,7 @@ class SampledStep:
     def add(
         self, records: list[RolloutRecord], scored: list[Scored], trained: list[Scored], stats: dict[str, Any]
     ) -> None:
-        """One round. stats: figures of the rollout, which all add up."""
+        """One round. stats: figures of its rollout, which add up over rounds."""
         self.rounds += 1
         self.records += records
         self.scored += scored
@@ -96,7 +105,7 @@ class SampledStep:
         self.rollout_stats = {name: value + self.rollout_stats.get(name, 0) for name, value in stats.items()}
 
     def rollout_row(self) -> dict[str, Any]:
-        """This process's figures for the metrics line, with the rates that follow from the sums."""
+        """The rollout's figures for the metrics line, with the rates that follow from them."""
         s = self.rollout_stats
         rates = {
             "prefill_tokens_per_second": s["prefill_tokens"] / max(s["seconds"], 1e-9),

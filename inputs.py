@@ -27,13 +27,16 @@ FIXED_BY_THE_OPTIMIZER = (
 
 def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     """The checkpoint to resume from. A folder that holds a run is never overwritten."""
-    from checkpoint import CheckpointError, find_latest
+    from checkpoint import CheckpointError, newest
 
     if run_dir.exists() and not run_dir.is_dir():
         raise ConfigError("--run-dir", str(run_dir), "is a file; name a folder")
     parent = next(folder for folder in (run_dir, *run_dir.absolute().parents) if folder.is_dir())
     if not os.access(parent, os.W_OK):
         raise ConfigError("--run-dir", str(run_dir), f"cannot be made: {parent} is not writable; name another folder")
+    for part in (run_dir / "checkpoints", run_dir / "trajectories"):  # else found out when the first is to be saved
+        if part.exists() and not (part.is_dir() and os.access(part, os.W_OK)):
+            raise ConfigError("--run-dir", str(run_dir), f"{part} is no folder that can be written to; mend that")
     if not resume:
         traces = ("metrics.jsonl", "checkpoints/step_*", "trajectories/step_*")
         if any(True for trace in traces for _ in run_dir.glob(trace)):
@@ -43,7 +46,7 @@ def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
                 "already holds a run; add --resume, or name another folder (or delete this one)",
             )
         return None
-    latest = find_latest(run_dir)
+    latest = newest(run_dir)
     if latest is None:
         raise CheckpointError(
             f"{run_dir}: no complete checkpoint to resume from; start without --resume in another folder"

@@ -2,7 +2,8 @@
 
 A signal reaches one process; `Interruption.agreed` makes all ranks act on it after the same step. One that comes while
 the model is still being built is obeyed too: an end before the first step (`Interruption.ends`), a save after it. A
-second SIGTERM or Ctrl-C ends the process at once. Standard library only.
+second SIGTERM or Ctrl-C ends the process at once; under a launcher not within `FORWARDED_S`, since batch systems and
+terminals signal every process, and the launcher among them signals its ranks once more. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from types import FrameType
 from typing import Any
+
+FORWARDED_S = 5.0
 
 
 class Request(IntEnum):
@@ -30,6 +33,7 @@ class Interruption:
         """max_minutes: wall time from now after which the run ends as if by SIGTERM; None: no limit."""
         self._deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
         self._request = Request.NONE
+        self._asked_to_end_at: float | None = None
 
     def __enter__(self) -> Interruption:
         self._before = {
@@ -58,8 +62,16 @@ class Interruption:
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         self._request = Request.STOP
-        for once in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(once, signal.SIG_DFL)
+        now, first = time.monotonic(), self._asked_to_end_at
+        if first is not None:
+            if now - first >= FORWARDED_S:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
+        self._asked_to_end_at = now
+        if "RANK" not in os.environ:
+            for once in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(once, signal.SIG_DFL)
         name = signal.Signals(number).name
         words = (
             f"{name}: the step under way is finished and saved, then the run ends (--resume goes on); "

@@ -22,7 +22,7 @@ import arguments
 import building
 import inputs
 from config import Config, UserError, load_config, parse_config
-from files import OUT, say
+from files import OUT, say, sole_writer
 from interruption import Interruption
 
 USER_ERROR_STATUS = 2
@@ -38,8 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = arguments.train_parser().parse_args(words)
         config = load_config(args.config, args.set)
         run_dir = Path(args.run_dir or config.log.run_dir or f"runs/{Path(args.config).stem}")
-        with Interruption(config.train.max_minutes) as interruption:  # from here on signals are obeyed
-            _train(config, run_dir, args.resume, interruption)
+        # From here on signals are obeyed.
+        with Interruption(config.train.max_minutes) as interruption, contextlib.ExitStack() as stack:
+            _train(config, run_dir, args.resume, interruption, stack)
     except UserError as error:
         if error.of_one_rank or os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
@@ -47,7 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _train(config: Config, run_dir: Path, resume: bool, interruption: Interruption) -> None:
+def _train(
+    config: Config, run_dir: Path, resume: bool, interruption: Interruption, stack: contextlib.ExitStack
+) -> None:  # fmt: skip
+    """stack: what the run holds open until it ends."""
+    leads = os.environ.get("RANK", "0") == "0"
+    if leads and resume and run_dir.is_dir():  # before a second model is put beside that of a run that goes on
+        stack.enter_context(sole_writer(run_dir))
     resume_from = inputs.check_run_dir(config, run_dir, resume)
     from modeling.forecast import naming_the_setting
     from report.console import open_console
@@ -56,36 +63,38 @@ def _train(config: Config, run_dir: Path, resume: bool, interruption: Interrupti
     from report.writers import open_writer
 
     check_trackers(config.log)
-    with contextlib.ExitStack() as stack:
-        console = open_console(config.train.steps) if os.environ.get("RANK", "0") == "0" else None
-        if console:
-            stack.callback(console.close)
-        parts = stack.enter_context(built(config, console.progress if console else None))
-        stack.enter_context(naming_the_setting(parts.config))
-        if console and config.train.check:
-            from check import check, require_pass
+    console = open_console(config.train.steps) if leads else None
+    if console:
+        stack.callback(console.close)
+    parts = stack.enter_context(built(config, console.progress if console else None))
+    stack.enter_context(naming_the_setting(parts.config))
+    if console and config.train.check:
+        from check import check, require_pass
 
-            lines = check(parts)
-            say("\n".join(str(line) for line in lines if line.name != "mask"))
-            require_pass(lines)
-        from trainer import Trainer
+        lines = check(parts)
+        say("\n".join(str(line) for line in lines if line.name != "mask"))
+        require_pass(lines)
+    from trainer import Trainer
 
-        writer = open_writer(config, run_dir, console) if console else None
-        if writer:
-            stack.callback(writer.close)
-        tell = partial(_print_peak, parts.memory) if console and parts.policy.device.type == "cuda" else None
-        trainer = Trainer(
-            parts.config, parts.policy, parts.sample, lambda: parts.engine.stats, parts.chat, parts.tokenizer,
-            parts.data, parts.eval_data, run_dir, writer, tell, parts.teacher,
-        )  # fmt: skip
-        first = trainer.resume(resume_from) if resume_from else 0
-        if console and first >= config.train.steps:
-            say(f"nothing left to do: {first} steps are done and train.steps={config.train.steps}")
-        if writer:
-            begin_stretch(run_dir, first + 1, config.to_json())
-        trainer.run(first, interruption)
-        if writer and (run_dir / "metrics.jsonl").exists():
-            say(f"the run is in {run_dir}; python main.py report {run_dir} shows it")
+    if leads and not resume:
+        stack.enter_context(sole_writer(run_dir))
+        inputs.check_run_dir(config, run_dir, resume)  # one that began after the first look may have ended since
+    writer = open_writer(config, run_dir, console) if console else None
+    if writer:
+        stack.callback(writer.close)
+    tell = partial(_print_peak, parts.memory) if console and parts.policy.device.type == "cuda" else None
+    trainer = Trainer(
+        parts.config, parts.policy, parts.sample, lambda: parts.engine.stats, parts.chat, parts.tokenizer,
+        parts.data, parts.eval_data, run_dir, writer, tell, parts.teacher,
+    )  # fmt: skip
+    first = trainer.resume(resume_from) if resume_from else 0
+    if console and first >= config.train.steps:
+        say(f"nothing left to do: {first} steps are done and train.steps={config.train.steps}")
+    if writer:
+        begin_stretch(run_dir, first + 1, config.to_json())
+    trainer.run(first, interruption)
+    if writer and (run_dir / "metrics.jsonl").exists():
+        say(f"the run is in {run_dir}; python main.py report {run_dir} shows it")
 
 
 def _print_peak(memory: Any) -> None:

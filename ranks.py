@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from files import WriteError
+from files import DamageError, WriteError
 
 
 class Ranks:
@@ -38,15 +38,15 @@ class Ranks:
         return items
 
     def attempt(self, write: Callable[..., None], *values: Any) -> None:
-        """Calls `write(*values)`. A WriteError is kept for `raise_any`, and nothing more is attempted until then."""
+        """Calls `write(*values)`. What it meets on the disk is kept for `raise_any`, and nothing more is tried."""
         if self._failure is None:
             try:
                 write(*values)
-            except WriteError as error:
+            except (WriteError, DamageError) as error:
                 self._failure = str(error)
 
     def raise_any(self) -> None:
-        """Raises the WriteError of any rank on every rank: a disk that takes no more ends all together. Collective."""
+        """Raises a WriteError on every rank for what any one met: such a disk ends all together. Collective."""
         failures = [failure for failure in self.gather(self._failure) if failure]
         if failures:
             raise WriteError(failures[0])

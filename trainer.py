@@ -19,6 +19,7 @@ import torch
 import checkpoint
 import entropies
 import evaluation
+import groups
 from badsteps import BadSteps
 from config import Config
 from data import Problem, ProblemStream, data_digest
@@ -80,7 +81,7 @@ class Trainer:
     def resume(self, folder: Path) -> int:
         """Continues from a checkpoint; returns the steps already taken."""
         state = checkpoint.load(folder, self.policy, self.ranks.rank, self.ranks.gather)
-        if state["data"] != self.data.digest():
+        if state.get("data") != self.data.digest():
             raise checkpoint.CheckpointError(
                 f"{folder}: was written with other problems or prompts than these ({len(self.data.problems)} now), so "
                 f"the data cursor would be wrong; restore them, or start a new run with model.path={folder}"
@@ -177,7 +178,8 @@ class Trainer:
             with self._clock("reward"):
                 scored = self._score(records, sampled.indices)
             trained = without_equal_groups(scored) if rollout.max_refills else scored
-            sampled.add(records, scored, trained, asdict(self._rollout_stats()))
+            stats = groups.over_ranks(self.ranks.gather(asdict(self._rollout_stats())))
+            sampled.add(records, scored, trained, stats)
             if sampled.rounds > rollout.max_refills:
                 break
             missing = rollout.prompts_per_step - len(by_prompt(sampled.trained))

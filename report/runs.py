@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from config import Config, UserError, load_config
-from files import whole_lines
+from files import json_lines
 from report.settings import Stretch, stretches
 
 Column = list[float | None]
@@ -39,7 +38,7 @@ def read_run(path: Path) -> Run:
     metrics = path / "metrics.jsonl"
     if not metrics.exists():
         raise RunError(f"{path}: no metrics.jsonl; name the folder of a run that has taken a step")
-    rows = [json.loads(line) for line in whole_lines(metrics)]
+    rows = [row for _, row in json_lines(metrics)]
     if not rows:
         raise RunError(f"{path}: metrics.jsonl is empty; the run has not finished a step yet")
     config = load_config(path / "config.json")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from config import with_defaults
-from files import write_whole
+from files import DamageError, json_lines, write_whole
 from schema import differences, read_json
 
 LAST = 1 << 62  # past every step
@@ -28,14 +28,16 @@ class Stretch:
 
 
 def stretches(run_dir: Path) -> list[Stretch]:
-    """In order, together every step; a run from before there was a history has one. Raises ConfigError.
+    """In order, together every step; a run from before there was a history has one. Raises ConfigError, DamageError.
 
     A run from before a setting has it at its default.
     """
     path = run_dir / "settings.jsonl"
     if not path.exists():
         return [Stretch(range(1, LAST), with_defaults(read_json(run_dir / "config.json")))]
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [line for _, line in json_lines(path)]
+    if not lines:
+        raise DamageError(f"{path}: is empty; remove it, and config.json counts for every step")
     ends = [*(line["first_step"] for line in lines[1:]), LAST]
     return [
         Stretch(range(line["first_step"], end), with_defaults(line["config"]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from config import UserError
-from files import write_whole
+from files import DamageError, write_whole
 from rollout.records import RolloutRecord, Scored
 
 _CALL = pa.struct([
@@ -53,7 +54,19 @@ def stored_steps(run_dir: Path) -> list[int]:
 
 
 def count_rows(run_dir: Path, step: int) -> int:
-    return pq.read_metadata(step_path(run_dir, step)).num_rows
+    """Raises DamageError."""
+    path = step_path(run_dir, step)
+    with _reading(path):
+        return pq.read_metadata(path).num_rows
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise DamageError(f"{path}: cannot be read ({reason}); remove it to go on without") from error
 
 
 def write_step(
@@ -115,13 +128,14 @@ def _turn(turn: Any) -> dict[str, Any]:
 
 
 def read_table(run_dir: Path, step: int, columns: list[str] | None = None) -> pa.Table:
-    """A step's rows as an Arrow table of `SCHEMA`, or of some of its columns. Raises TrajectoryError."""
+    """A step's rows as an Arrow table of `SCHEMA`, or of some of its columns. Raises TrajectoryError, DamageError."""
     path = step_path(run_dir, step)
     if not path.exists():
         steps = stored_steps(run_dir)
         kept = f"kept are steps {steps[0]} to {steps[-1]}" if steps else "the run keeps none"
         raise TrajectoryError(f"{run_dir}: no trajectories of step {step}; {kept} (see log.keep_trajectories)")
-    return pq.read_table(path, columns=columns)
+    with _reading(path):
+        return pq.read_table(path, columns=columns)
 
 
 def read_step(run_dir: Path, step: int) -> list[dict[str, Any]]:

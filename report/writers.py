@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from config import Config
-from files import append_line, whole_lines, write_whole, writing
+from files import append_line, json_lines, write_whole, writing
 from report import trajectories
 from report.console import Console
 from report.trackers import Tracker, open_trackers
@@ -30,17 +30,29 @@ class RunWriter:
         self._keep, self._console, self._trackers = keep_trajectories, console, trackers
         with writing(run_dir):
             (run_dir / "trajectories").mkdir(parents=True, exist_ok=True)
-        self._kept = {s: trajectories.count_rows(run_dir, s) for s in trajectories.stored_steps(run_dir)}
+        # Rows of each step that is stored; None before they are counted.
+        self._kept: dict[int, int | None] = dict.fromkeys(trajectories.stored_steps(run_dir))
 
     def rewind(self, step: int) -> None:
-        """Removes metrics and trajectories of every step after `step`, and a last line that a full disk cut short."""
+        """Removes metrics and trajectories of every step after `step`, and a last line that a full disk cut short.
+
+        Raises DamageError where what stays cannot be read.
+        """
         if self._metrics.exists():
-            kept = [line for line in whole_lines(self._metrics) if json.loads(line)["step"] <= step]
-            write_whole(self._metrics, "".join(line + "\n" for line in kept))
+            write_whole(self._metrics, "".join(line + "\n" for line in self._metrics_until(step)))
         for later in [s for s in self._kept if s > step]:
             self._remove(later)
+        self._count()
         for tracker in self._trackers:
             tracker.rewind(step)
+
+    def _metrics_until(self, step: int) -> Iterator[str]:
+        """What comes after is not even read: it may be what a loss of power has left."""
+        for line, row in json_lines(self._metrics):
+            if row["step"] <= step:
+                yield line
+            if row["step"] >= step:
+                return
 
     def metrics(self, row: dict[str, Any]) -> None:
         append_line(self._metrics, json.dumps(row))
@@ -55,13 +67,18 @@ class RunWriter:
         """See `report.trajectories.write_step`; then drops the oldest steps beyond the bound."""
         trajectories.write_step(self._run_dir, step, records, scored, answers, entropies)
         self._kept[step] = len(records)
-        while self._keep is not None and len(self._kept) > 1 and sum(self._kept.values()) > self._keep:
+        while self._keep is not None and len(self._kept) > 1 and sum(self._count().values()) > self._keep:
             self._remove(min(self._kept))
 
     def close(self) -> None:
         """Ends the trackers; the console belongs to main.py."""
         for tracker in self._trackers:
             tracker.close()
+
+    def _count(self) -> dict[int, int]:
+        counts = {s: trajectories.count_rows(self._run_dir, s) if n is None else n for s, n in self._kept.items()}
+        self._kept |= counts
+        return counts
 
     def _remove(self, step: int) -> None:
         path = trajectories.step_path(self._run_dir, step)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from config import UserError
+from modeling.forecast import OutOfMemory
 
 _PINNED, _DEVICE, _READ_WRITE, _OUT_OF_MEMORY = 1, 1, 3, 2  # cuda.h
 
@@ -82,7 +82,7 @@ class ReleasableMemory:
     def restore(self) -> None:
         """Takes memory again, at the same address, all zeros; does nothing where it is there.
 
-        Raises UserError where too little is free.
+        Raises OutOfMemory where too little is free.
         """
         if not self.resident:
             torch.cuda.empty_cache()  # what torch keeps of the update's memory
@@ -99,7 +99,7 @@ class ReleasableMemory:
         status = getattr(self._driver, name)(*arguments)
         if status == _OUT_OF_MEMORY:
             free, _ = torch.cuda.mem_get_info(self._device)
-            raise UserError(
+            raise OutOfMemory(
                 f"{self._size.value / 1e9:.1f} GB of KV cache do not fit beside what else lies on the GPU, where "
                 f"{free / 1e9:.1f} GB are free; lower rollout.kv_memory_fraction or set rollout.kv_tokens"
             )

@@ -3,8 +3,8 @@
 Each turn of the loop submits one plan of the scheduler, reads what an earlier one drew, and picks up finished tool
 calls. Where the decoder can, a step is submitted before the one before it is read, so that the device never waits for
 the host; a row that turns out to have ended loses the draw that was already on its way. No call blocks the loop while
-another row can decode. The engine has DeepSpeed's `RolloutEngine` surface (`generate`,
-`sync_weights`, `shutdown`) and is registered as one in main.py; weights need no sync, since they are the trained ones.
+another row can decode, `rollout.deterministic` excepted. The engine has DeepSpeed's `RolloutEngine` surface
+(`generate`, `sync_weights`, `shutdown`) and is registered as one in main.py; weights need no sync.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ Routes = Callable[[Sequence[int], int, int], bytes]
 
 class PolicyError(UserError, RuntimeError):
     """The model's own numbers make no trajectory."""
+
+    of_one_rank = True
 
 
 class Tool(Protocol):
@@ -105,6 +107,7 @@ class RolloutEngine:
         stats.seconds = time.perf_counter() - started
         stats.captures = self._decoder.captures - captures
         stats.preemptions, stats.reused_tokens = run.scheduler.preemptions, run.scheduler.reused_tokens
+        stats.kept_tokens = run.scheduler.kept_tokens
         return sorted(run.records, key=lambda r: (r.prompt_index, r.sample_index))
 
     def _run(self, run: RolloutRun, sampling: SamplingConfig, total: int) -> None:
@@ -137,7 +140,7 @@ class RolloutEngine:
             if any_open:
                 stats.tools_open_seconds += clock() - began
             if self._progress:
-                self._progress(len(run.records), total, stats.decode_tokens, run.num_open_turns)
+                self._progress(len(run.records), total, stats.decode_tokens, len(run.open_turns))
 
     def sync_weights(self, step: int) -> None:
         """Nothing to do: the sampled weights are the trained ones."""
@@ -165,10 +168,6 @@ class RolloutRun:
         self._episodes: dict[int, Episode] = {}  # by order
         self.open_turns: list[OpenTurn] = []  # in order of submission
         self.routes: Routes | None = None
-
-    @property
-    def num_open_turns(self) -> int:
-        return len(self.open_turns)
 
     def take_more(self) -> bool:
         """Takes trajectories while rows are free for them, and a group more, whose siblings then share a prompt.
@@ -255,8 +254,8 @@ class RolloutRun:
 
     def deliver(self, wait_for_all: bool) -> None:
         """Picks up turns whose calls are done, in order of submission."""
-        if wait_for_all:
-            concurrent.futures.wait(self._pending())
+        if wait_for_all and self.open_turns:
+            self._stats.tools_open_seconds += self._wait(concurrent.futures.ALL_COMPLETED)
         ready = [turn for turn in self.open_turns if turn.is_done()]
         self.open_turns = [turn for turn in self.open_turns if turn not in ready]
         for turn in ready:
@@ -277,14 +276,17 @@ class RolloutRun:
             self.finish(turn.slot, StopReason.CONTEXT_FULL)
 
     def wait_for_a_tool(self) -> None:
+        self._wait(concurrent.futures.FIRST_COMPLETED)
+
+    def _wait(self, until: str) -> float:
+        """Seconds in which no row could decode."""
         started = time.perf_counter()
-        concurrent.futures.wait(self._pending(), return_when=concurrent.futures.FIRST_COMPLETED)
-        self._stats.idle_seconds += time.perf_counter() - started
+        concurrent.futures.wait(self._pending(), return_when=until)
+        self._stats.idle_seconds += (seconds := time.perf_counter() - started)
+        return seconds
 
     def _pending(self) -> list[concurrent.futures.Future[Any]]:
-        return [
-            future for turn in self.open_turns for future in turn.futures if future is not None and not future.done()
-        ]
+        return [f for turn in self.open_turns for f in turn.futures if f is not None and not f.done()]
 
     def finish(self, slot: Slot, stop: StopReason) -> None:
         episode = self._episodes.pop(slot.order)

@@ -41,6 +41,8 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     row: int | None = None
     admitted: bool = False  # has ever run
+    shared: int = 0  # of `computed`, what a sibling computed, until the sequence runs on it
+    returned: bool = False  # its tool has answered and it has not run since
 
 
 class Scheduler:
@@ -65,6 +67,7 @@ class Scheduler:
         self._not_started: dict[int, int] = {}  # group -> siblings that have never run
         self.preemptions = 0
         self.reused_tokens = 0  # prompt tokens that a sibling found computed
+        self.kept_tokens = 0  # tokens of earlier turns that were still computed when the next turn began
 
     @property
     def num_waiting(self) -> int:
@@ -93,6 +96,7 @@ class Scheduler:
 
     def resume(self, sequence: Sequence) -> None:
         self._parked.remove(sequence)
+        sequence.returned = True
         bisect.insort(self._waiting, sequence, key=_order)
 
     def finish(self, sequence: Sequence) -> None:
@@ -127,7 +131,10 @@ class Scheduler:
     def _chunk(self, sequence: Sequence, length: int) -> Chunk:
         assert sequence.row is not None
         start, end = sequence.computed, sequence.computed + length
-        sequence.computed = end
+        self.reused_tokens += sequence.shared
+        if sequence.returned:
+            self.kept_tokens += start - sequence.shared
+        sequence.computed, sequence.shared, sequence.returned = end, 0, False
         return Chunk(
             row=sequence.row,
             token_ids=sequence.tokens[start:end],
@@ -175,8 +182,7 @@ class Scheduler:
         if shared and not sequence.pages:
             self._allocator.share(shared)
             sequence.pages = list(shared)
-            sequence.computed = len(shared) * self._page_size
-            self.reused_tokens += sequence.computed
+            sequence.computed = sequence.shared = len(shared) * self._page_size
 
     def _remember_prompts(self, planned: list[tuple[Sequence, Chunk]]) -> None:
         """Keeps the prompt pages that this step completes, for siblings that have not started."""
@@ -212,7 +218,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Takes the pages; the tokens are computed again when the sequence next runs."""
-        self.preemptions += 1
+        self.preemptions += sequence.computed > sequence.shared  # else it only waits beside its siblings' prompt
         self._release(sequence)
         if sequence.row is not None:
             self._wait(sequence)
@@ -231,7 +237,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self._allocator.release(sequence.pages)
-        sequence.pages, sequence.computed = [], 0
+        sequence.pages, sequence.computed, sequence.shared = [], 0, 0
 
     def _free_row(self, sequence: Sequence) -> None:
         if sequence.row is not None:

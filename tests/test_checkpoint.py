@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,23 @@ def test_the_newest_and_the_best_are_kept(tmp_path, policy):
     assert steps(tmp_path) == [2, 5, 6]
 
 
+def test_an_old_one_that_cannot_be_removed_ends_nothing_and_is_named(tmp_path, policy, monkeypatch, capsys):
+    save(tmp_path, policy, 1, keep=1)
+    remove = shutil.rmtree
+
+    def busy(path, **options):
+        if path.name == "step_1":
+            raise OSError(16, "Device or resource busy", str(path))
+        remove(path, **options)
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", busy)
+    assert save(tmp_path, policy, 2, keep=1) == find_latest(tmp_path)
+    assert "step_1 could not be removed (OSError: [Errno 16]" in capsys.readouterr().out
+    monkeypatch.undo()
+    save(tmp_path, policy, 3, keep=1)
+    assert steps(tmp_path) == [3]
+
+
 def test_without_a_limit_all_are_kept(tmp_path, policy):
     for step in range(1, 6):
         save(tmp_path, policy, step)
@@ -222,3 +241,60 @@ def test_an_emptied_file_is_damage_not_a_crash(tmp_path, policy, name):
     else:
         with pytest.raises(CheckpointError, match="is missing or differs"):
             checkpoint.load(folder, policy, 0, alone)
+
+
+@pytest.mark.parametrize(
+    "change", [{"step": 3}, {"world_size": 0}, {"world_size": None}, {"step": None}], ids=lambda c: str(c)
+)  # fmt: skip
+def test_a_state_that_is_not_its_folders_is_damage(tmp_path, policy, change):
+    folder = save(tmp_path, policy, 2)
+    state = json.loads((folder / "state.json").read_text()) | change
+    (folder / "state.json").write_text(json.dumps({k: v for k, v in state.items() if v is not None}))
+    with pytest.raises(CheckpointError, match=r"step_2/state\.json: is missing or differs"):
+        checkpoint.load(folder, policy, 0, alone)
+    assert policy.loaded == []
+
+
+def test_a_state_of_fewer_ranks_than_left_checksums_is_damage(tmp_path, policy):
+    folder = save(tmp_path, policy, 2)
+    (folder / "checksums_rank_1.json").write_text("{}")  # world_size 2 with one bit turned
+    with pytest.raises(CheckpointError, match=r"state\.json: is missing or differs"):
+        checkpoint.load(folder, policy, 0, alone)
+
+
+@pytest.mark.parametrize("text", [None, "", "{", '{"stdp": 7}', "\xff"])
+def test_who_goes_on_is_told_of_a_newer_checkpoint_that_cannot_be_read(tmp_path, policy, text):
+    save(tmp_path, policy, 5)
+    state = save(tmp_path, policy, 7) / "state.json"
+    assert checkpoint.newest(tmp_path) == tmp_path / "checkpoints/step_7"
+    state.unlink() if text is None else state.write_text(text, encoding="latin-1")
+    with pytest.raises(CheckpointError, match=r"step_7/state\.json: is missing .*step_5 is older"):
+        checkpoint.newest(tmp_path)
+    state.parent.rename(state.parent.with_name("step_7.partial"))  # as a crash leaves one: not yet a checkpoint
+    assert checkpoint.newest(tmp_path) == tmp_path / "checkpoints/step_5"
+
+
+def test_everything_is_on_the_disk_before_it_counts(tmp_path, policy, monkeypatch):
+    synced, renamed = set(), {}
+    fsync, replace = os.fsync, os.replace
+
+    def sync(descriptor):
+        synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def rename(source, target):
+        renamed[Path(target).name] = (set(synced), set(Path(source).rglob("*")) | {Path(source)})
+        replace(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", sync)
+    monkeypatch.setattr(checkpoint.os, "replace", rename)
+    save(tmp_path, policy, 7)
+    done, needed = renamed["step_7"]
+    assert needed <= done and len(needed) == 7  # five files, the engine's folder and the checkpoint's
+    assert tmp_path / "checkpoints" in synced
+
+
+def test_without_a_complete_checkpoint_nobody_is_sent_to_resume_from_it(tmp_path, policy):
+    policy.fail_in = "model"
+    with pytest.raises(CheckpointError, match=r"no complete one yet\. .* start anew in another folder"):
+        save(tmp_path, policy, 7)

@@ -87,9 +87,9 @@ def test_memory_that_the_update_did_not_leave_is_named_with_the_mend(driver):
     memory = ReleasableMemory(STEP, torch.device("cuda", 3))
     memory.release()
     driver.free = STEP - 1
-    with pytest.raises(UserError, match=r"do not fit .*; lower rollout\.kv_memory_fraction"):
+    with pytest.raises(UserError, match=r"do not fit .*; lower rollout\.kv_memory_fraction") as raised:
         memory.restore()
-    assert not memory.resident
+    assert not memory.resident and raised.value.of_one_rank
 
 
 @gpu

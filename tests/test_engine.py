@@ -473,5 +473,6 @@ def test_a_policy_without_finite_log_probabilities_ends_the_run_with_one_line(ch
 
     engine = make_engine(None, chat, None, decoder=Diverged(tokenizer, {0: ["x" + END]}), pages=400)
     request = RolloutRequest(prompts(chat, 1), 0, itertools.count().__next__)
-    with pytest.raises(UserError, match=r"diverged; lower train\.learning_rate"):
+    with pytest.raises(UserError, match=r"diverged; lower train\.learning_rate") as raised:
         engine.generate(request, sampling(n_samples_per_prompt=1))
+    assert raised.value.of_one_rank  # the rank that drew it must say so

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import building
 import main as program
 from config import parse_config
 from evaluation import write_results
-from files import WriteError, append_line, say, whole_lines, write_whole
+from files import InUseError, WriteError, append_line, say, sole_writer, whole_lines, write_whole
 from policy import init_distributed
 from ranks import Ranks
 from report.console import PlainConsole
@@ -109,6 +115,25 @@ def test_a_line_is_appended_whole_or_not_at_all(tmp_path, monkeypatch):
 def test_a_last_line_that_a_crash_cut_short_is_not_read(tmp_path):
     (tmp_path / "x").write_text('{"step": 1}\n{"st')
     assert whole_lines(tmp_path / "x") == ['{"step": 1}']
+
+
+def test_what_is_written_is_on_the_disk_before_it_counts(tmp_path, monkeypatch):
+    synced, fsync, replace = [], os.fsync, os.replace
+
+    def sync(descriptor):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((path.name, path.read_text()))
+        fsync(descriptor)
+
+    def rename(source, target):
+        assert synced[-1][0] == source.name
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", rename)
+    write_whole(tmp_path / "x", "words")
+    append_line(tmp_path / "lines", "one")
+    assert synced == [("x.partial", "words"), ("lines", "one\n")]
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
@@ -209,3 +234,137 @@ def test_a_run_that_met_a_full_disk_ends_with_one_line_and_resumes_exactly(
     assert [row["step"] for row in metrics(run_dir)] == [1, 2]
     assert run(run_dir, "train.check=false", resume=True) == 0
     assert numbers(run_dir) == numbers(straight)
+
+
+def test_a_run_folder_has_one_writer_at_a_time(tmp_path):
+    with sole_writer(tmp_path / "run"):
+        with pytest.raises(InUseError, match=rf"run: process {os.getpid()} on .* is writing into it; wait"):
+            with sole_writer(tmp_path / "run"):
+                pass
+    with sole_writer(tmp_path / "run"):
+        pass
+    with pytest.raises(WriteError, match=r"never/lock: cannot be written"), sole_writer(Path("/dev/null/never")):
+        pass
+
+
+def test_a_file_system_without_locks_is_said_and_any_other_trouble_is_an_error(tmp_path, monkeypatch, capsys):
+    def flock(file, how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    number = errno.ENOSYS
+    with sole_writer(tmp_path):
+        assert "lock: no lock (Function not implemented); see to it" in capsys.readouterr().out
+    number = errno.EIO
+    with pytest.raises(WriteError, match=r"lock: cannot be written \(Input/output error\)"), sole_writer(tmp_path):
+        pass
+
+
+def test_a_killed_writer_lets_go_though_processes_that_it_started_live_on(tmp_path):
+    code = (
+        "import subprocess, sys, time; from pathlib import Path; from files import sole_writer\n"
+        "with sole_writer(Path(sys.argv[1])):\n"
+        "    subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL); print('held', flush=True); time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"held\n"
+    with pytest.raises(InUseError), sole_writer(tmp_path):
+        pass
+    process.kill()
+    process.wait()
+    with sole_writer(tmp_path):
+        pass
+    os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_second_run_in_a_folder_is_refused_while_the_first_goes_on(straight, tmp_path, monkeypatch, capsys, resume):
+    monkeypatch.chdir(ROOT)
+    folder = tmp_path / "run"
+    if resume:  # refused before it puts a second model on the GPU
+        shutil.copytree(straight, folder)
+        monkeypatch.setattr(building, "build_policy", None)
+    with sole_writer(folder):
+        before = sorted(folder.rglob("*"))
+        assert run(folder, "train.check=false", "train.steps=6", resume=resume) == program.USER_ERROR_STATUS
+        assert sorted(folder.rglob("*")) == before
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "is writing into it" in error
+
+
+def test_a_run_that_began_and_ended_while_another_was_being_built_is_not_written_over(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+
+    inner = building.build_policy
+
+    def build(*words):
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run/metrics.jsonl").write_text("theirs")
+        return inner(*words)
+
+    monkeypatch.setattr(building, "build_policy", build)
+    assert run(tmp_path / "run", "train.check=false") == program.USER_ERROR_STATUS
+    assert "already holds a run" in capsys.readouterr().err
+    assert (tmp_path / "run/metrics.jsonl").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "trajectories"])
+def test_a_part_of_the_run_folder_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(ROOT)
+    (tmp_path / name).write_text("a file")
+    assert run(tmp_path) == program.USER_ERROR_STATUS
+    assert f"{name} is no folder that can be written to" in capsys.readouterr().err
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    allowed = os.access  # root may write everywhere, but not on a disk that is mounted read-only
+    monkeypatch.setattr(os, "access", lambda path, *how: Path(path).name != name and allowed(path, *how))
+    assert run(tmp_path) == program.USER_ERROR_STATUS
+    assert f"{name} is no folder that can be written to" in capsys.readouterr().err
+
+
+LOST_POWER = {  # what may lie behind the last checkpoint afterwards; steps 3 and 4 are taken again
+    "trajectories/step_3.parquet": b"",
+    "trajectories/step_4.parquet": b"PAR1 and nothing more",
+    "metrics.jsonl": b"\0\0\0\0\n\xff\xfe\n",
+}
+
+
+def test_what_a_loss_of_power_left_behind_the_last_checkpoint_is_no_hindrance(straight, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    run_dir = tmp_path / "run"
+    shutil.copytree(straight, run_dir)
+    shutil.rmtree(run_dir / "checkpoints/step_4")
+    for name, content in LOST_POWER.items():
+        if name == "metrics.jsonl":
+            lines = (run_dir / name).read_bytes().splitlines(keepends=True)
+            content = b"".join(lines[:2]) + content
+        (run_dir / name).write_bytes(content)
+    assert run(run_dir, "train.check=false", resume=True) == 0
+    assert numbers(run_dir) == numbers(straight)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("trajectories/step_1.parquet", b"", "cannot be read (Parquet file size is 0 bytes); remove it"),
+        ("trajectories/step_2.parquet", b"x" * 100, "remove it to go on without"),
+        ("metrics.jsonl", b'{"step": 1}\n\xff{"step": 2}\n', "line 2 is damaged"),
+        ("metrics.jsonl", b"[1]\n", "line 1 is damaged"),
+        ("settings.jsonl", b"", "is empty; remove it"),
+        ("settings.jsonl", b'{"first_\n', "line 1 is damaged"),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_of_the_steps_that_stay_is_one_line(
+    straight, tmp_path, monkeypatch, capsys, name, content, words
+):
+    monkeypatch.chdir(ROOT)
+    run_dir = tmp_path / "run"
+    shutil.copytree(straight, run_dir)
+    (run_dir / name).write_bytes(content)
+    before = (run_dir / "metrics.jsonl").read_bytes()
+    assert run(run_dir, "train.check=false", "train.steps=5", resume=True) == program.USER_ERROR_STATUS
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"{name}: " in error and words in error
+    assert (run_dir / "metrics.jsonl").read_bytes() == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 import groups
@@ -16,6 +18,7 @@ from groups import (
     without_equal_groups,
 )
 from rollout.records import StopReason
+from rollout.stats import RolloutStats
 from tests.builders import record, scored
 from tests.objectives import mutant
 
@@ -104,3 +107,22 @@ def test_the_rates_of_a_rollout_follow_from_the_sums_over_its_rounds():
     assert (row["rollout_prefill_tokens_per_second"], row["rollout_decode_tokens_per_second"]) == (15, 50)
     assert (row["rollout_occupancy"], row["rollout_tools_running"], row["rollout_tools_hidden"]) == (0.75, 1.0, 0.5)
     assert row["rollout_seconds"] == 4.0
+
+
+def test_counts_of_ranks_add_up_and_their_wall_times_are_averaged():
+    one = asdict(
+        RolloutStats(seconds=2.0, idle_seconds=1.0, tools_open_seconds=1.0, tool_seconds=4.0, decode_tokens=30)
+    )
+    two = asdict(RolloutStats(seconds=4.0, tools_open_seconds=3.0, decode_tokens=60, preemptions=2))
+    step = groups.SampledStep()
+    step.add([], [], [], groups.over_ranks([one, two]))
+    row = step.rollout_row()
+    assert (row["rollout_decode_tokens"], row["rollout_preemptions"], row["rollout_seconds"]) == (90, 2, 3.0)
+    assert row["rollout_decode_tokens_per_second"] == 30  # of both together
+    assert row["rollout_tools_running"] == pytest.approx(4 / 3)
+    assert row["rollout_tools_hidden"] == 0.75  # idle for 1 of 4 seconds
+
+
+def test_every_wall_time_of_a_rollout_is_known_as_one():
+    seconds = {name for name in RolloutStats.__slots__ if name.endswith("seconds")}
+    assert seconds == {*groups.WALL_TIMES, "tool_seconds"}  # calls run side by side: theirs add up

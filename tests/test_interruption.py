@@ -13,6 +13,7 @@ import pytest
 import building
 import inputs
 import trainer
+from checkpoint import CheckpointStore
 from interruption import Interruption, Request
 from tests.test_main import ROOT, metrics, run
 
@@ -105,3 +106,52 @@ def test_a_second_term_ends_the_process_at_once():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == -signal.SIGTERM
     assert "still here" not in done.stdout
+
+
+def test_under_a_launcher_the_signal_that_it_forwards_is_not_a_second_one():
+    code = (
+        "import os, signal, time, interruption\n"
+        "with interruption.Interruption() as asked:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print(asked.agreed(lambda item: [item]).name, flush=True)\n"
+        "    interruption.FORWARDED_S = 0\n    os.kill(os.getpid(), signal.SIGTERM)\n    print('still here')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"RANK": "1", "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == -signal.SIGTERM
+    assert done.stdout.count("SIGTERM: ") == 1 and done.stdout.endswith("STOP\n")
+
+
+@pytest.mark.parametrize("moment", ["evaluation", "saving", "last saving"])
+def test_a_signal_at_an_odd_moment_loses_nothing(tmp_path, monkeypatch, moment):
+    """In an evaluation: the step it belongs to is saved. While a checkpoint is written: it and the next step's are."""
+    monkeypatch.chdir(ROOT)
+    owner, name = (trainer.Trainer, "evaluate") if moment == "evaluation" else (CheckpointStore, "_write_files")
+    inner, wanted, calls = getattr(owner, name), 3 if moment == "last saving" else 1, []
+
+    def signalled(*words):
+        calls.append(None)
+        if len(calls) == wanted:
+            send(signal.SIGUSR1)
+            send(signal.SIGUSR1)
+            send(signal.SIGTERM)
+            if moment == "saving":
+                time.sleep(0.2)  # the main thread, which hears signals, is in the next step
+        return inner(*words)
+
+    monkeypatch.setattr(owner, name, signalled)
+    lines = (ROOT / "models/tiny_qwen3/problems_heldout.jsonl").read_text().splitlines()[:4]
+    (tmp_path / "heldout.jsonl").write_text("\n".join(lines))
+    settings = [f"eval.path={tmp_path}/heldout.jsonl", "eval.every=1", "eval.samples_per_prompt=1"]
+    run_dir = tmp_path / "run"
+    assert run(run_dir, *settings, "train.steps=3", "train.save_every=1", "train.check=false") == 0
+    done = [row["step"] for row in metrics(run_dir)]
+    assert done == {"evaluation": [1], "saving": [1, 2], "last saving": [1, 2, 3]}[moment]
+    assert all("eval_avg_at_k" in row for row in metrics(run_dir))
+    saved = sorted(p.name for p in (run_dir / "checkpoints").iterdir())
+    assert saved == ["latest", *(f"step_{step}" for step in done)]
+    assert (run_dir / "checkpoints/latest").read_text() == f"step_{done[-1]}\n"

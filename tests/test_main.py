@@ -113,6 +113,29 @@ def test_the_hugging_face_copy_loads_and_keeps_tokenizer_and_template(straight):
     assert any(not torch.equal(changed[name], value) for name, value in weights(ROOT / "models/tiny_qwen3").items())
 
 
+def test_the_hugging_face_copy_keeps_how_to_generate_and_one_tied_head(straight):
+    folder, source = straight / "checkpoints/step_4", ROOT / "models/tiny_qwen3"
+    generation = [json.loads((path / "generation_config.json").read_text()) for path in (folder, source)]
+    assert generation[0] | {"transformers_version": ""} == generation[1] | {"transformers_version": ""}
+    assert generation[0]["eos_token_id"] == [2, 0]
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"]
+    assert load_file(folder / "model.safetensors").keys() == load_file(source / "model.safetensors").keys()
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+
+
+def test_the_newest_checkpoint_and_the_one_that_scored_best_are_kept(tmp_path):
+    lines = (ROOT / "models/tiny_qwen3/problems_heldout.jsonl").read_text().splitlines()[:12]
+    (tmp_path / "heldout.jsonl").write_text("\n".join(lines))
+    settings = [f"eval.path={tmp_path}/heldout.jsonl", "eval.every=1", "train.save_every=1", "train.check=false",
+                "train.keep_checkpoints=1", "train.learning_rate=3e-3", "train.steps=3"]  # fmt: skip
+    assert run(tmp_path / "run", *settings) == 0
+    scores = {row["step"]: row["eval_avg_at_k"] for row in metrics(tmp_path / "run")}
+    best = max(scores, key=lambda step: (scores[step], step))
+    assert best != 3, "choose other settings: this run shows nothing"
+    kept = sorted(path.name for path in (tmp_path / "run/checkpoints").glob("step_*"))
+    assert kept == sorted([f"step_{best}", "step_3"])
+
+
 def test_evaluations_and_the_check_leave_training_as_it_was(straight, tmp_path, capsys):
     lines = (ROOT / "models/tiny_qwen3/problems_heldout.jsonl").read_text().splitlines()[:8]
     (tmp_path / "heldout.jsonl").write_text("\n".join(lines))
@@ -199,6 +222,16 @@ def test_a_damaged_checkpoint_is_refused_by_the_name_of_its_file(straight, tmp_p
     before = metrics(tmp_path / "run")
     assert run(tmp_path / "run", resume=True) == 2
     assert f"step_2/{name}: is missing or differs" in capsys.readouterr().err
+    assert metrics(tmp_path / "run") == before
+
+
+def test_a_newer_checkpoint_that_cannot_be_read_is_not_passed_over(straight, tmp_path, capsys):
+    shutil.copytree(straight, tmp_path / "run")
+    state = tmp_path / "run/checkpoints/step_4/state.json"
+    state.write_bytes(state.read_bytes().replace(b"{", b"z"))
+    before = metrics(tmp_path / "run")
+    assert run(tmp_path / "run", resume=True) == 2
+    assert "step_4/state.json: is missing or differs" in capsys.readouterr().err
     assert metrics(tmp_path / "run") == before
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.test_main import ROOT, SMALL, numbers, trajectories, weights
+from tests.test_main import ROOT, SMALL, metrics, numbers, trajectories, weights
 
 SETTINGS = (*SMALL, "train.save_every=1", "train.max_tokens_per_micro_batch=600")
 
@@ -53,6 +53,12 @@ def test_two_ranks_report_the_losses_of_one(runs):
         assert {k: two[k] for k in ("reward", "tokens", "stops", "reasons")} == {
             k: one[k] for k in ("reward", "tokens", "stops", "reasons")
         }
+
+
+def test_the_figures_of_a_rollout_are_those_of_all_ranks(runs):
+    for ranks in ("1", "2"):
+        for row in metrics(runs / ranks):
+            assert row["rollout_decode_tokens"] == row["sampled_tokens"]
 
 
 def test_two_ranks_end_with_the_weights_of_one(runs):

@@ -37,6 +37,7 @@ class World:
                 sequence = Sequence(len(self.sequences), group, len(prompt), list(prompt), (group, 0))
                 self.sequences.append(sequence)
                 self.scheduler.add(sequence)
+        self.fresh, self.saved = set(range(len(self.sequences))), 0  # about to begin a turn or to begin again
         self.goal = {s.order: rng.randint(1, PAGE * self.capacity - s.prompt_length) for s in self.sequences}
         self.drawn, self.turn = dict.fromkeys(self.goal, 0), dict.fromkeys(self.goal, 0)
 
@@ -46,8 +47,12 @@ class World:
             sequence.tokens += [self.rng.randrange(1000) for _ in range(self.rng.randint(1, 2 * PAGE))]
             sequence.tokens[:] = sequence.tokens[: PAGE * self.capacity]
             self.scheduler.resume(sequence)
+            self.fresh.add(sequence.order)
         plan = self.scheduler.plan()
         self.check(plan)
+        self.saved += sum(chunk.start for s, chunk in plan if s.order in self.fresh)
+        self.fresh -= {s.order for s, _ in plan}
+        self.fresh |= {s.order for s in self.sequences if not s.pages}
         for _, chunk in plan:
             for i, token in enumerate(chunk.token_ids):
                 place = chunk.start + i
@@ -103,7 +108,7 @@ class World:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_histories_end_with_every_sequence_done_and_every_page_free(seed):
-    preemptions = reused = 0
+    preemptions = reused = kept = 0
     for history in range(250):
         rng = random.Random(f"{seed} {history}")
         pages = rng.choice([4, 6, 9, 17, 40])
@@ -118,9 +123,11 @@ def test_random_histories_end_with_every_sequence_done_and_every_page_free(seed)
             world.step()
         assert len(world.finished) == len(world.sequences)
         assert world.scheduler.num_free_pages == world.capacity
+        assert world.saved == world.scheduler.reused_tokens + world.scheduler.kept_tokens
         preemptions += world.scheduler.preemptions
         reused += world.scheduler.reused_tokens
-    assert preemptions > 0 and reused > 0  # the histories did exercise both
+        kept += world.scheduler.kept_tokens
+    assert preemptions > 0 and reused > 0 and kept > 0  # the histories did exercise all three
 
 
 def scheduler(rows=2, pages=9, prefill=64) -> Scheduler:
