@@ -76,14 +76,15 @@ def test_random_shapes_of_other_vocabularies_are_refused_with_both_sizes(tmp_pat
     assert "vocabulary of 400, the policy one of 339" in capsys.readouterr().err
 
 
-def test_a_longer_head_with_the_same_tokenizer_is_compared_over_what_both_have(tmp_path, capsys):
+@pytest.mark.parametrize("divergence", ["reverse_kl", "sampled"])
+def test_a_longer_head_with_the_same_tokenizer_is_compared_over_what_both_have(tmp_path, capsys, divergence):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(TINY)
     model.resize_token_embeddings(352, mean_resizing=False)
     shutil.copytree(TINY, tmp_path / "longer")
     model.save_pretrained(tmp_path / "longer")
-    lengths = ["train.steps=1", "train.check=false"]
+    lengths = ["train.steps=1", "train.check=false", f"teacher.divergence={divergence}"]
     assert run(tmp_path / "a", "loss.distill_weight=1", f"teacher.path={tmp_path}/longer", *lengths) == 0
     assert (
         "vocabulary of 352, the policy one of 339; their tokenizers are equal, so the first 339"
