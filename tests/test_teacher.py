@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 import building
 from config import DataConfig
 from data import DataError, ResponseTokenBatch, load_problems
+from modeling.divergence import Measure
 from policy import build_model
 from teacher import privileged, with_prompts
 from teacher_weights import Parked, Resident, RunningMean
@@ -240,6 +241,13 @@ def test_the_teacher_of_random_weights_is_not_the_policy():
     same = build_model(policy.config.model, policy.config.train.seed, CPU)
     mine, theirs = policy.model.get_input_embeddings().weight, teacher.model.get_input_embeddings().weight
     assert torch.equal(mine, same.get_input_embeddings().weight) and not torch.equal(mine, theirs)
+
+
+def test_the_measure_is_the_one_of_the_settings_at_the_rollouts_temperature_unless_told():
+    _, told = taught({"divergence": "jsd", "beta": 0.3, "temperature": 0.7, "top_k": 5})
+    assert told.measure == Measure("jsd", 0.3, 0.7, 5)
+    _, plain = taught(rollout={"temperature": 0.9})
+    assert plain.measure == Measure("reverse_kl", 0.5, 0.9, 0)
 
 
 def test_without_a_weight_there_is_no_teacher():
