@@ -67,7 +67,7 @@ def build_teacher(config: Config, policy: Any, device: Any) -> Any:
     from modeling.fused import can_fuse
     from modeling.packed_model import PredictingStates
     from policy import build_model
-    from teacher import Teacher
+    from teacher import TEACHER_MEAN, Teacher
 
     told, host, implementation = config.teacher, torch.device("cpu"), config.model.attn_implementation
     temperature = config.rollout.temperature if told.temperature is None else told.temperature
@@ -95,7 +95,7 @@ def build_teacher(config: Config, policy: Any, device: Any) -> Any:
     module = PredictingStates(model, implementation)
     if told.source == "ema":
         present = places.RunningMean(model, live, told.ema_decay, device, home)
-        policy.saved_beside["teacher_mean"] = present
+        policy.saved_beside[TEACHER_MEAN] = present
     elif told.placement == "zero3":
         present = places.Sharded(module, model)
     else:

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from modeling.divergence import Lesson, Measure, TeacherStates
 from modeling.logprob import TokenLogprobs, token_logprobs
 
+TEACHER_MEAN = "teacher_mean.pt"  # of source "ema", in a checkpoint's engine/; resume needs nothing else of a teacher
+
 
 class Teacher:
     def __init__(
