@@ -106,6 +106,27 @@ def test_a_mix_is_the_weighted_sum_of_both_gradients(kind):
     assert_equal_gradients(parts[0.3], mixed, 1e-5)
 
 
+def test_pure_distillation_still_pulls_toward_the_reference():
+    """The KL's gradient is the one that it adds to a policy loss."""
+    every, _ = taught()
+    [batch] = batches_of(every)[0]
+    reference = -2.0 - torch.rand(len(batch.targets), generator=torch.Generator().manual_seed(0))
+    parts = {}
+    for weight in (0.0, 1.0):
+        for coefficient in (0.0, 0.5):
+            policy, teacher = taught({"divergence": "jsd"}, weight=weight, loss={"kl_coef": coefficient})
+            lesson = teacher.lessons([[batch]], ())[0][0] if teacher else None
+            policy.train()
+            out = policy.token_logprobs(batch, lesson)
+            old, known = out.logprobs.detach(), reference if coefficient else None
+            value, _ = batch_loss(out, batch, old, known, policy.config.loss, lesson)
+            policy.backward(value, last=True)
+            parts[weight, coefficient] = gradients(policy)
+    added = [{name: parts[w, 0.5][name] - g for name, g in parts[w, 0.0].items()} for w in (0.0, 1.0)]
+    assert_equal_gradients(added[1], added[0], 1e-4)
+    assert any(g.any() for g in added[0].values())
+
+
 class Stub(torch.nn.Module):
     """A model whose hidden states are given."""
 
