@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from data import ResponseTokenBatch
+from modeling.attention import IMPLEMENTATION
 from modeling.packed_model import TokenLogprobModule
 from modeling.recompute import Recompute
 from modeling.routing import UNKNOWN, watch
@@ -135,6 +136,18 @@ def test_a_layer_that_is_recomputed_replays_its_own_batch(interleaved):
     plain, recomputed = gradients(False, interleaved), gradients(True, interleaved)
     for name, gradient in plain.items():
         assert torch.equal(gradient, recomputed[name]), name
+
+
+@torch.no_grad()
+def test_a_forward_with_another_attention_meets_no_recorded_experts():
+    model, ids = watched(), torch.arange(5)[None]
+    model.set_attn_implementation("eager")
+    expected = model(input_ids=ids).logits
+    model.set_attn_implementation(IMPLEMENTATION)
+    other = dataclasses.replace(record := sampled(model), routes=bytes([3, 2]) * LAYERS * (len(record.token_ids) - 1))
+    TokenLogprobModule(model, "auto", 1.0, router_replay=True)(batch_of(other))
+    model.set_attn_implementation("eager")
+    assert torch.equal(model(input_ids=ids).logits, expected)
 
 
 @torch.no_grad()
