@@ -18,6 +18,7 @@ from rollout.noise import row_key
 from rollout.records import RolloutRecord, StopReason, Turn
 from rollout.scheduler import Chunk
 from tests.conftest import make_model
+from tests.test_policy import ROOT, make_policy
 
 PROMPT, DRAWS, PAGES = 7, 9, [3, 1, 4, 2, 5]
 LAYERS, TOP_K, EXPERTS = 2, 2, 4
@@ -136,6 +137,19 @@ def test_a_layer_that_is_recomputed_replays_its_own_batch(interleaved):
     plain, recomputed = gradients(False, interleaved), gradients(True, interleaved)
     for name, gradient in plain.items():
         assert torch.equal(gradient, recomputed[name]), name
+
+
+@pytest.mark.parametrize("replay", [False, True])
+def test_the_policy_replays_where_the_settings_ask_for_it(replay):
+    path = str(ROOT / "models/tiny_gpt_oss")
+    policy = make_policy(model={"path": path, "router_replay": replay})
+    record = sampled(policy.model)
+    layers, k, tokens = policy.model.config.num_hidden_layers, TOP_K, len(record.token_ids) - 1
+    other = dataclasses.replace(record, routes=bytes([3, 2]) * (layers * k // 2 * tokens))
+    policy.train()
+    ours, theirs = (policy.frozen_logprobs(batch_of(r)) for r in (record, other))
+    assert torch.equal(ours, theirs) == (not replay)
+    assert policy.token_logprobs(batch_of(other)).flips.any()
 
 
 @torch.no_grad()
