@@ -157,6 +157,13 @@ def test_the_loss_is_bit_equal_wherever_the_weights_wait(placement, kind):
     assert all(torch.equal(found[0][1][name], g) for name, g in found[1][1].items())
 
 
+def test_a_teacher_that_zero_3_deals_out_leaves_the_policys_products_alone():
+    """DeepSpeed's own choice is to put another `linear` in torch's place, for the whole process and for good."""
+    before = torch.nn.functional.linear
+    taught({"placement": "zero3"})
+    assert torch.nn.functional.linear is before and before.__module__ != "deepspeed.runtime.zero.linear"
+
+
 class Counted(nn.Module):
     """Two parameters that note where they are sent."""
 
