@@ -77,9 +77,7 @@ class Policy:
         if config.lora.rank:
             lora.add_adapters(self.model, config.lora, config.train.seed)
         self.recompute = Recompute(self.model.base_model.layers, config.model.gradient_checkpointing, device)
-        self.saved_beside: dict[
-            str, Any
-        ] = {}  # file name -> what has state_dict and load_state_dict; alike on all ranks
+        self.saved_beside: dict[str, Any] = {}  # by file name; each has state_dict and load_state_dict, alike on ranks
         module = TokenLogprobModule(
             self.model, config.model.attn_implementation, config.rollout.temperature, self.recompute,
             only_distils=config.loss.distill_weight == 1 and config.loss.kl_coef == 0,
