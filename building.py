@@ -67,19 +67,20 @@ def build_teacher(config: Config, policy: Any, device: Any) -> Any:
     from modeling.fused import can_fuse
     from modeling.packed_model import PredictingStates
     from policy import build_model
-    from teacher import Teacher
+    from teacher import TEACHER_MEAN, Teacher
 
     told, host, implementation = config.teacher, torch.device("cpu"), config.model.attn_implementation
     temperature = config.rollout.temperature if told.temperature is None else told.temperature
     measure = Measure(told.divergence, told.beta, temperature, told.top_k)
     live: Any = policy.model
+    vocabulary = len(live.get_output_embeddings().weight)
     present: Any = None
     if told.source == "live":
         present = places.Live(live)
     elif told.source == "base" and config.lora.rank:
         present = places.Resident(live, lambda: lora.without_adapters(live))
     if present:
-        return Teacher(PredictingStates(live, implementation), present, measure, device)
+        return Teacher(PredictingStates(live, implementation), present, measure, device, vocabulary)
     home = device if told.placement == "gpu" else host
     seed = config.train.seed + (told.source == "model")  # random weights of its own
     # Not fused with ZeRO-3, which gathers a module's weights where it is called: those kernels read norms without.
@@ -94,12 +95,12 @@ def build_teacher(config: Config, policy: Any, device: Any) -> Any:
     module = PredictingStates(model, implementation)
     if told.source == "ema":
         present = places.RunningMean(model, live, told.ema_decay, device, home)
-        policy.saved_beside["teacher_mean"] = present
+        policy.saved_beside[TEACHER_MEAN] = present
     elif told.placement == "zero3":
         present = places.Sharded(module, model)
     else:
         present = places.Resident(model) if told.placement == "gpu" else places.Parked(model, device)
-    return Teacher(module, present, measure, device)
+    return Teacher(module, present, measure, device, vocabulary)
 
 
 def plan_memory(config: Config, shape: Any, policy: Any, kv_cache: int) -> tuple[Config, Any]:

@@ -21,13 +21,13 @@ FIXED_BY_THE_CURSOR = (
 )  # fmt: skip
 FIXED_BY_THE_OPTIMIZER = (
     "lora.rank", "model.dtype", "model.random_weights", "train.offload_optimizer", "train.zero_stage",
-    "teacher.source",
 )  # fmt: skip
 
 
 def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     """The checkpoint to resume from. A folder that holds a run is never overwritten."""
     from checkpoint import CheckpointError, newest
+    from teacher import TEACHER_MEAN
 
     if run_dir.exists() and not run_dir.is_dir():
         raise ConfigError("--run-dir", str(run_dir), "is a file; name a folder")
@@ -65,6 +65,9 @@ def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
                 name, now, f"was {before!r} in the run to resume, and fixes what its checkpoints hold; {mend}"
             )
         _say(f"resuming with {name} changed from {before!r} to {now!r}")
+    averages = config.loss.distill_weight > 0 and config.teacher.source == "ema"
+    if averages and not (latest / "engine" / TEACHER_MEAN).exists():
+        raise ConfigError("teacher.source", "ema", f"{latest} was written without a running mean of weights; {mend}")
     _say(f"resuming from {latest}")
     return latest
 

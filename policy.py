@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import lora
-from config import Config, ConfigError
+from config import Config
 from modeling.divergence import TeacherStates
 from modeling.loading import build_model
 from modeling.logprob import TokenLogprobs
@@ -77,7 +77,7 @@ class Policy:
         if config.lora.rank:
             lora.add_adapters(self.model, config.lora, config.train.seed)
         self.recompute = Recompute(self.model.base_model.layers, config.model.gradient_checkpointing, device)
-        self.saved_beside: dict[str, Any] = {}  # name -> what has state_dict and load_state_dict; alike on all ranks
+        self.saved_beside: dict[str, Any] = {}  # by file name; each has state_dict and load_state_dict, alike on ranks
         module = TokenLogprobModule(
             self.model, config.model.attn_implementation, config.rollout.temperature, self.recompute,
             only_distils=config.loss.distill_weight == 1 and config.loss.kl_coef == 0,
@@ -182,7 +182,7 @@ class Policy:
             self._engine._save_zero_checkpoint(str(folder), "engine")
             torch.save(_random_state(), folder / "engine" / f"random_rank_{dist.get_rank()}.pt")
             for name, part in self.saved_beside.items() if dist.get_rank() == 0 else ():
-                torch.save(part.state_dict(), folder / "engine" / f"{name}.pt")
+                torch.save(part.state_dict(), folder / "engine" / name)
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote on the same number of ranks. Collective."""
@@ -204,12 +204,7 @@ class Policy:
         if path is None:
             raise RuntimeError(f"{folder}: DeepSpeed found no engine state in it")
         for name, part in self.saved_beside.items():
-            file = folder / "engine" / f"{name}.pt"
-            if not file.exists():
-                raise ConfigError(
-                    "teacher.source", "ema", f"{folder} was written without one; start a new run from it"
-                )
-            part.load_state_dict(torch.load(file, map_location="cpu"))
+            part.load_state_dict(torch.load(folder / "engine" / name, map_location="cpu"))
 
     def save_pretrained(self, folder: Path) -> None:
         """The Hugging Face copy, or with LoRA the adapters in peft's form; rank 0 alone."""

@@ -20,18 +20,22 @@ import torch
 from torch import Tensor, nn
 
 from modeling.divergence import Lesson, Measure, TeacherStates
-from modeling.logprob import token_logprobs
+from modeling.logprob import TokenLogprobs, token_logprobs
+
+TEACHER_MEAN = "teacher_mean.pt"  # of source "ema", in a checkpoint's engine/; resume needs nothing else of a teacher
 
 
 class Teacher:
     def __init__(
         self, module: nn.Module, present: Callable[[], AbstractContextManager[Tensor]], measure: Measure,
-        device: torch.device,
+        device: torch.device, vocabulary: int,
     ):  # fmt: skip
         """module: a packed batch in, hidden states [M, H'] out (`modeling.packed_model.PredictingStates`)
         present: brings the weights to the device for a pass; gives the LM head, which stays valid after it
+        vocabulary: rows of the policy's head; further ones of the teacher's take no part
         """
         self._module, self._present, self.measure, self._device = module, present, measure, device
+        self._vocabulary = vocabulary
 
     @property
     def model(self) -> Any:
@@ -45,22 +49,31 @@ class Teacher:
         prompts: what the teacher reads in place of each prompt, by prompt_index; empty: the policy's own
         """
         with self._present() as head:
+            head = head[: self._vocabulary]
             return [[self._lesson(with_prompts(b, prompts) if prompts else b, head) for b in bs] for bs in minibatches]
 
     def gap(self, batch: Any, prompts: Sequence[Sequence[int]]) -> float:
         """Mean of log policy - log teacher over a batch's sampled tokens, the policy's as recorded."""
         [[lesson]] = self.lessons([[batch]], prompts)
         if isinstance(lesson, TeacherStates):
-            hidden = lesson.hidden.to(self._device)
-            lesson = token_logprobs(hidden, lesson.head, batch.targets.to(self._device), self.measure.temperature)
+            lesson = self._of_targets(lesson.hidden.to(self._device), lesson.head, batch.to(self._device))
         return (batch.behaviour_logprobs - lesson.logprobs.cpu()).mean().item()
 
     def _lesson(self, batch: Any, head: Tensor) -> Lesson:
         batch = batch.to(self._device)
-        hidden = self._module(batch)
+        # A row that pads the policy's longer head may be drawn; the teacher reads its own last row in its place.
+        ids = batch.input_ids.clamp(max=self.model.config.vocab_size - 1)
+        hidden = self._module(dataclasses.replace(batch, input_ids=ids))
         if self.measure.kind == "sampled":
-            return token_logprobs(hidden, head, batch.targets, self.measure.temperature)
+            return self._of_targets(hidden, head, batch)
         return TeacherStates(_to_host(hidden), head, self.measure)
+
+    def _of_targets(self, hidden: Tensor, head: Tensor, batch: Any) -> TokenLogprobs:
+        """Of the sampled tokens. Of one that is no row of the teacher's head, and so no token of the tokenizer, the
+        policy's own log-probability: nothing is said of it."""
+        known = batch.targets < head.shape[0]
+        out = token_logprobs(hidden, head, batch.targets.where(known, 0), self.measure.temperature)
+        return dataclasses.replace(out, logprobs=out.logprobs.where(known, batch.behaviour_logprobs))
 
 
 def _to_host(hidden: Tensor) -> Tensor:

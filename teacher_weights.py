@@ -118,7 +118,12 @@ class Sharded:
 
         settings = {
             "train_micro_batch_size_per_gpu": 1,
-            "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": True}},
+            "zero_optimization": {
+                "stage": 3,
+                "offload_param": {"device": "cpu", "pin_memory": True},
+                # On, it would replace torch's linear in the whole process for good, and the policy round otherwise.
+                "memory_efficient_linear": False,
+            },
             "bf16": {"enabled": head_of(model).dtype == torch.bfloat16},
             "steps_per_print": 1 << 40,
         }

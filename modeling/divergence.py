@@ -71,7 +71,7 @@ def weighted_divergence(
 
     hidden: final hidden states of the policy  # [M, H]
     weight: its LM head  # [V, H]
-    targets: sampled tokens  # [M]
+    targets: sampled tokens; where one is a further row of the policy's, the gap is 0  # [M]
     token_weights: fp32, global denominators in them  # [M]
     """
     return Divergences(*_WeightedDivergence.apply(hidden, weight, targets, token_weights, states))
@@ -89,6 +89,8 @@ class _WeightedDivergence(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         scales = token_weights / states.measure.temperature
+        known = targets < shared
+        targets = targets.where(known, 0)
         for start in range(0, len(targets), rows):
             part = slice(start, start + rows)
             taught = states.hidden[part].to(hidden.device, non_blocking=True)
@@ -102,6 +104,7 @@ class _WeightedDivergence(torch.autograd.Function):
             del gradient  # else it would stay beside both logits of the next chunk
         ctx.save_for_backward(grad_hidden, grad_weight)
         values, gap, entropy = figures
+        gap = gap.where(known, 0.0)
         ctx.mark_non_differentiable(values, gap, entropy)
         return (token_weights * values).sum(), values, gap, entropy
 

@@ -228,6 +228,8 @@ def settings_of(**model):
 def test_the_factory_gives_gpt_oss_harmony_and_refuses_what_it_cannot_mean(tokenizer):
     chat = make_chat("gpt_oss", tokenizer, TOOLS, settings_of(reasoning_effort="low"))
     assert isinstance(chat, HarmonyChat) and "Reasoning: low" in tokenizer.decode(chat.prompt_ids(ASK))
+    dated = make_chat("gpt_oss", tokenizer, TOOLS, settings_of(current_date="2026-02-03"))
+    assert "Current date: 2026-02-03\n" in tokenizer.decode(dated.prompt_ids(ASK))
     refused = [
         ("gpt_oss", {"enable_thinking": False}, "model.enable_thinking=False: .*reasoning_effort=low"),
         ("qwen3", {"reasoning_effort": "low"}, "model.reasoning_effort='low': .*remove it"),

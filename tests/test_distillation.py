@@ -4,17 +4,20 @@ teaches."""
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
 from deepspeed.runtime.rollout import opsd
 from transformers import AutoModelForCausalLM
 
+from config import LossConfig
 from minibatch import plan_updates
+from modeling.logprob import TokenLogprobs
 from modeling.packed_model import PredictingStates
 from tests.distillation import batches_of, leave_gradients, taught, train
-from tests.test_policy import assert_equal_gradients, gradients, make_policy, step
-from update import update
+from tests.test_policy import assert_equal_gradients, gradients, make_policy, micro_batches, step
+from update import batch_loss, update
 
 KINDS = ["forward_kl", "reverse_kl", "jsd", "sampled"]
 DEEPSPEED_BETA = {"forward_kl": 0.0, "reverse_kl": 1.0, "jsd": 0.5}
@@ -58,6 +61,38 @@ def test_the_gradient_equals_plain_autograd_through_deepspeeds_loss_over_a_padde
     assert_equal_gradients(gradients(policy), expected, 1e-5)
 
 
+def test_the_sampled_divergence_is_the_clipped_weighted_policy_loss_of_what_the_teacher_finds_likelier():
+    """Value, gradient and clipping against the formula in plain floats, off policy."""
+    [batch] = micro_batches(step())
+    generator = torch.Generator().manual_seed(3)
+    count, share, cut = len(batch.targets), 0.3, 1.5
+    behaviour = -1.0 - torch.rand(count, generator=generator)
+    old, logprobs, taught_ = (behaviour + 0.6 * torch.randn(count, generator=generator) for _ in range(3))
+    batch = dataclasses.replace(batch, behaviour_logprobs=behaviour)
+    loss = LossConfig(distill_weight=share, importance="token", importance_high=cut)
+    lesson = TokenLogprobs(taught_, torch.full((count,), 2.0))
+    expected, slopes, outside = 0.0, [], []
+    for row in zip(logprobs, old, behaviour, taught_, batch.advantages, batch.weights, strict=True):
+        new, before, drawn, told, reward, weight = (x.item() for x in row)
+        ratio, importance = math.exp(new - before), min(math.exp(before - drawn), cut)
+        slope, clipped = 0.0, False
+        for part, advantage in ((1 - share, reward), (share, told - drawn)):
+            bounded = min(max(ratio, 0.8), 1.28)
+            expected -= weight * importance * part * min(ratio * advantage, bounded * advantage)
+            passes = ratio * advantage <= bounded * advantage
+            slope -= weight * importance * part * ratio * advantage * passes
+            clipped = clipped or not passes
+        slopes.append(slope)
+        outside.append(clipped)
+    logprobs.requires_grad_()
+    value, columns = batch_loss(TokenLogprobs(logprobs, torch.ones(count)), batch, old, None, loss, lesson)
+    value.backward()
+    assert value.item() == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(logprobs.grad, torch.tensor(slopes), rtol=1e-4, atol=1e-7)
+    assert columns.clipped.tolist() == outside and 0 < sum(outside) < count
+    torch.testing.assert_close(columns.teacher_gap, behaviour - taught_)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mix_is_the_weighted_sum_of_both_gradients(kind):
     every, _ = taught()
@@ -69,6 +104,27 @@ def test_a_mix_is_the_weighted_sum_of_both_gradients(kind):
         parts[weight] = gradients(policy)
     mixed = {name: 0.7 * g + 0.3 * parts[1.0][name] for name, g in parts[0.0].items()}
     assert_equal_gradients(parts[0.3], mixed, 1e-5)
+
+
+def test_pure_distillation_still_pulls_toward_the_reference():
+    """The KL's gradient is the one that it adds to a policy loss."""
+    every, _ = taught()
+    [batch] = batches_of(every)[0]
+    reference = -2.0 - torch.rand(len(batch.targets), generator=torch.Generator().manual_seed(0))
+    parts = {}
+    for weight in (0.0, 1.0):
+        for coefficient in (0.0, 0.5):
+            policy, teacher = taught({"divergence": "jsd"}, weight=weight, loss={"kl_coef": coefficient})
+            lesson = teacher.lessons([[batch]], ())[0][0] if teacher else None
+            policy.train()
+            out = policy.token_logprobs(batch, lesson)
+            old, known = out.logprobs.detach(), reference if coefficient else None
+            value, _ = batch_loss(out, batch, old, known, policy.config.loss, lesson)
+            policy.backward(value, last=True)
+            parts[weight, coefficient] = gradients(policy)
+    added = [{name: parts[w, 0.5][name] - g for name, g in parts[w, 0.0].items()} for w in (0.0, 1.0)]
+    assert_equal_gradients(added[1], added[0], 1e-4)
+    assert any(g.any() for g in added[0].values())
 
 
 class Stub(torch.nn.Module):

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 import main as program
 from report.trajectories import read_step
+from teacher import Teacher
 from tests.runs import TINY
 from tests.test_main import ROOT, metrics, numbers, run, trajectories, weights
 from tests.test_scripts import environment
@@ -76,14 +78,15 @@ def test_random_shapes_of_other_vocabularies_are_refused_with_both_sizes(tmp_pat
     assert "vocabulary of 400, the policy one of 339" in capsys.readouterr().err
 
 
-def test_a_longer_head_with_the_same_tokenizer_is_compared_over_what_both_have(tmp_path, capsys):
+@pytest.mark.parametrize("divergence", ["reverse_kl", "sampled"])
+def test_a_longer_head_with_the_same_tokenizer_is_compared_over_what_both_have(tmp_path, capsys, divergence):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(TINY)
     model.resize_token_embeddings(352, mean_resizing=False)
     shutil.copytree(TINY, tmp_path / "longer")
     model.save_pretrained(tmp_path / "longer")
-    lengths = ["train.steps=1", "train.check=false"]
+    lengths = ["train.steps=1", "train.check=false", f"teacher.divergence={divergence}"]
     assert run(tmp_path / "a", "loss.distill_weight=1", f"teacher.path={tmp_path}/longer", *lengths) == 0
     assert (
         "vocabulary of 352, the policy one of 339; their tokenizers are equal, so the first 339"
@@ -131,6 +134,38 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path, told):
         assert torch.equal(ours[name], value), name
     files = {file.name for file in (tmp_path / "cut/checkpoints/step_2/engine").iterdir()}
     assert ("teacher_mean.pt" in files) == ("ema" in str(told))  # resume needs nothing else of a teacher
+
+
+def test_a_resumed_run_may_take_any_teacher_but_a_mean_that_its_checkpoint_lacks(plain, tmp_path, capsys):
+    shutil.copytree(plain, tmp_path / "run")
+    ema = ["teacher.source=ema", "teacher.privilege= It is {answer}.", "loss.distill_weight=0.5"]
+    assert run(tmp_path / "run", *FIRST, *ema, "train.steps=3", resume=True) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "teacher.source='ema'" in error and "checkpoints/step_2" in error
+    base = ["teacher.source=base", *ema[1:]]
+    assert run(tmp_path / "run", *FIRST, *base, "train.steps=3", resume=True) == 0
+    assert "teacher.source changed from 'model' to 'base'" in capsys.readouterr().out
+    assert metrics(tmp_path / "run")[-1]["teacher_divergence"] > 0.0
+
+
+def test_each_trajectorys_teacher_is_told_the_answer_of_its_own_problem(tmp_path, monkeypatch):
+    seen, lessons = [], Teacher.lessons
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+
+    def watched(self, minibatches, prompts):
+        for batch in (batch for batches in minibatches for batch in batches):
+            for line, told in zip(batch.input_ids[0].split(batch.lengths), batch.prompts, strict=True):
+                seen.append((tokenizer.decode(line), tokenizer.decode(prompts[told])))
+        return lessons(self, minibatches, prompts)
+
+    monkeypatch.setattr(Teacher, "lessons", watched)
+    settings = ["teacher.path=", "teacher.source=base", "teacher.privilege= The answer is {answer}."]
+    assert run(tmp_path, *TAUGHT, *settings) == 0
+    answers = {p["prompt"]: str(p["answer"]) for p in map(json.loads, (TINY / "problems.jsonl").open())}
+    for line, told in seen:
+        [problem] = [prompt for prompt in answers if prompt in line]
+        assert f"{problem} The answer is {answers[problem]}." in told
+    assert len(seen) == 2 * 16
 
 
 def test_a_run_has_seconds_of_each_phase_multi_turn_tool_trajectories_and_an_audit(tmp_path, capsys):

@@ -157,12 +157,16 @@ def test_no_more_than_one_chunk_of_logits_of_either_side_is_ever_computed(monkey
     assert heights == [7, 7] * 4 + [2, 2]  # each once: the backward pass computes none again
 
 
-@pytest.mark.parametrize("kind", ["forward_kl", "reverse_kl"])
-def test_a_teacher_that_is_the_policy_gives_exactly_no_loss_and_no_gradient(kind):
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_a_teacher_that_is_the_policy_gives_no_loss_and_no_gradient(kind, top_k):
     hidden, weight, targets, weights, *_ = case()
-    out, gradients = run((hidden, weight, targets, weights, hidden.detach(), weight.detach()), measure(kind))
-    assert out.loss.item() == 0.0
-    assert all((g == 0).all() for g in gradients)
+    out, gradients = run(
+        (hidden, weight, targets, weights, hidden.detach(), weight.detach()), measure(kind, 1.0, top_k)
+    )
+    rounding = 1e-6 if kind == "jsd" else 0.0  # of the mixture's logarithm; the others take log p - log q, which is 0
+    assert abs(out.loss.item()) <= rounding
+    assert all((g.abs() <= rounding).all() for g in gradients)
 
 
 def test_further_rows_of_a_longer_head_take_no_part_and_get_no_gradient():
@@ -173,6 +177,19 @@ def test_further_rows_of_a_longer_head_take_no_part_and_get_no_gradient():
     assert torch.equal(out.loss, short.loss)
     assert torch.equal(gradients[1][:VOCABULARY], expected[1])
     assert (gradients[1][VOCABULARY:] == 0).all()
+
+
+@pytest.mark.parametrize("top_k", [0, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_that_only_the_policys_longer_head_has_is_no_gap_and_changes_nothing_else(kind, top_k):
+    hidden, weight, targets, *rest = case(vocabulary=VOCABULARY + 3)
+    beyond = targets.clone()
+    beyond[[0, 9]] = torch.tensor([VOCABULARY, VOCABULARY + 2])
+    out, gradients = run((hidden, weight, beyond, *rest), measure(kind, 1.0, top_k))
+    plain, expected = run((hidden, weight, targets, *rest), measure(kind, 1.0, top_k))
+    assert torch.equal(out.loss, plain.loss) and torch.equal(out.values, plain.values)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+    assert torch.equal(out.gap, torch.where(beyond < VOCABULARY, plain.gap, 0.0))
 
 
 @pytest.mark.parametrize("top_k", [0, 3])

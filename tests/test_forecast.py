@@ -12,6 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from building import plan_memory
 from config import load_config
 from modeling.forecast import MOST_TOKENS, OutOfMemory, forecast, micro_batch_tokens, naming_the_setting
+from rollout.cache import PagedCache
+from zero_settings import BUCKET_ELEMENTS
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = ("train.max_tokens_per_micro_batch=8192", "model.gradient_checkpointing=true")
@@ -39,6 +41,34 @@ def test_only_what_trains_has_gradients_and_moments():
     whole, adapters = (forecast(CONFIG, SHAPE, PARAMETERS, 0, 1, trained=count) for count in (None, 10**6))
     assert adapters.weights == whole.weights
     assert (adapters.gradients, adapters.optimizer) == (6 * 10**6, 12 * 10**6)
+
+
+BESIDE = 3e9  # the CUDA context and captured graphs; bench_decode.py measured less
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "gigabytes"),
+    [("qwen3_8b_8gpu", "Qwen3-8B", 80), ("gpt_oss_20b_8gpu", "gpt-oss-20b", 141),
+     ("gpt_oss_20b_gsm8k_8gpu", "gpt-oss-20b", 141)],
+)  # fmt: skip
+def test_the_shipped_configs_for_eight_gpus_fit_those_the_readme_names(config, shape, gigabytes):
+    """All of it at once: states, cache, buckets of gradients, and one micro-batch of which no layer is kept."""
+    settings = load_config(ROOT / f"configs/{config}.json")
+    form = AutoConfig.from_pretrained(ROOT / f"models/shapes/{shape}")
+    with torch.device("meta"):
+        sizes = [p.numel() for p in AutoModelForCausalLM.from_config(form).parameters()]
+    weights = 2 * sum(sizes)
+    fp32_part = 4 * sum(sizes) / 8
+    free = gigabytes * 1e9 - BESIDE - weights - fp32_part  # where `num_pages` measures it: the engine is built
+    most = settings.rollout.trajectories_per_step * settings.rollout.context_length
+    cache = min(settings.rollout.kv_memory_fraction * free, most * PagedCache.bytes_per_token(form, torch.bfloat16))
+    buckets = 3 * 4 * BUCKET_ELEMENTS + 10 * max(sizes)  # as `Policy._gradient_bytes` counts them
+    if settings.train.max_tokens_per_micro_batch == "auto":
+        least = {"max_tokens_per_micro_batch": micro_batch_tokens(settings, form, room=0)}
+        settings = dataclasses.replace(settings, train=dataclasses.replace(settings.train, **least))
+    memory = forecast(settings, form, sum(sizes), int(cache), 8, room=0)
+    assert memory.kept_layers == 0 and memory.weights == weights
+    assert memory.device + buckets + BESIDE <= gigabytes * 1e9
 
 
 def test_offload_moves_the_optimizer_to_the_host():

@@ -117,6 +117,18 @@ def test_g12_truncated_importance_weights_are_an_option(tmp_path):
     assert row["ratio_error"] == 0.0 and not row["skipped"]
 
 
+@pytest.mark.slow
+def test_g18_over_fifty_steps_the_gradients_norm_stays_finite_and_flat(tmp_path):
+    """A minute: the shipped config, whose rows of 76 tokens in the mean outgrow the window of 32."""
+    assert program.main(["--config", CONFIG, "--run-dir", str(tmp_path)]) == 0
+    rows = metrics(tmp_path)
+    norms = [row["grad_norm"] for row in rows]
+    assert len(norms) == 50 and sum(row["bad_updates"] for row in rows) == 0 and None not in norms
+    assert max(norms) < 2.0
+    assert sum(norms[40:]) <= 1.5 * sum(norms[:10])
+    assert max(row["mismatch_max"] for row in rows) == 0.0
+
+
 def gradients_of(asks_for_balance: bool) -> dict[str, torch.Tensor]:
     """Of the policy loss, from a checkpoint whose config.json asks for the router's auxiliary loss or not."""
     torch.manual_seed(0)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+import main as program
 from config import ConfigError
 from modeling import attention
 from modeling.attention import sdpa_softmax
 from modeling.probe import check_attention
 from tests.conftest import make_model
+from tests.test_main import ROOT
 
 
 @pytest.mark.parametrize("implementation", ["auto", "eager"])
@@ -66,3 +68,13 @@ def test_an_attention_that_computes_something_else_is_refused(monkeypatch, softm
     assert words in str(caught.value)
     assert "set eager" in str(caught.value)
     check_attention(make_model(family), "eager")
+
+
+def test_a_run_whose_attention_drops_sinks_ends_before_its_first_step(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setitem(attention.SOFTMAX, "auto", dropping_sinks)
+    words = ["--config", "configs/tiny_gpt_oss_cpu.json", "--run-dir", str(tmp_path / "run")]
+    assert program.main([*words, "--set", "train.check=false"]) == 2
+    error = capsys.readouterr().err
+    assert "model.attn_implementation='auto': trains another model" in error
+    assert not (tmp_path / "run").exists()

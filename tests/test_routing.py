@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from data import ResponseTokenBatch
+from modeling.attention import IMPLEMENTATION
 from modeling.packed_model import TokenLogprobModule
 from modeling.recompute import Recompute
 from modeling.routing import UNKNOWN, watch
@@ -17,6 +18,7 @@ from rollout.noise import row_key
 from rollout.records import RolloutRecord, StopReason, Turn
 from rollout.scheduler import Chunk
 from tests.conftest import make_model
+from tests.test_policy import ROOT, make_policy
 
 PROMPT, DRAWS, PAGES = 7, 9, [3, 1, 4, 2, 5]
 LAYERS, TOP_K, EXPERTS = 2, 2, 4
@@ -135,6 +137,31 @@ def test_a_layer_that_is_recomputed_replays_its_own_batch(interleaved):
     plain, recomputed = gradients(False, interleaved), gradients(True, interleaved)
     for name, gradient in plain.items():
         assert torch.equal(gradient, recomputed[name]), name
+
+
+@pytest.mark.parametrize("replay", [False, True])
+def test_the_policy_replays_where_the_settings_ask_for_it(replay):
+    path = str(ROOT / "models/tiny_gpt_oss")
+    policy = make_policy(model={"path": path, "router_replay": replay})
+    record = sampled(policy.model)
+    layers, k, tokens = policy.model.config.num_hidden_layers, TOP_K, len(record.token_ids) - 1
+    other = dataclasses.replace(record, routes=bytes([3, 2]) * (layers * k // 2 * tokens))
+    policy.train()
+    ours, theirs = (policy.frozen_logprobs(batch_of(r)) for r in (record, other))
+    assert torch.equal(ours, theirs) == (not replay)
+    assert policy.token_logprobs(batch_of(other)).flips.any()
+
+
+@torch.no_grad()
+def test_a_forward_with_another_attention_meets_no_recorded_experts():
+    model, ids = watched(), torch.arange(5)[None]
+    model.set_attn_implementation("eager")
+    expected = model(input_ids=ids).logits
+    model.set_attn_implementation(IMPLEMENTATION)
+    other = dataclasses.replace(record := sampled(model), routes=bytes([3, 2]) * LAYERS * (len(record.token_ids) - 1))
+    TokenLogprobModule(model, "auto", 1.0, router_replay=True)(batch_of(other))
+    model.set_attn_implementation("eager")
+    assert torch.equal(model(input_ids=ids).logits, expected)
 
 
 @torch.no_grad()

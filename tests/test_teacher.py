@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 import building
 from config import DataConfig
 from data import DataError, ResponseTokenBatch, load_problems
+from modeling.divergence import Measure
 from policy import build_model
 from teacher import privileged, with_prompts
 from teacher_weights import Parked, Resident, RunningMean
-from tests.builders import record
-from tests.distillation import batches_of, leave_gradients, taught, train
+from tests.builders import record, scored
+from tests.distillation import TINY, batches_of, leave_gradients, taught, train
 from tests.test_policy import CPU, assert_equal_gradients, gradients, step
+from update import batch_loss
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KINDS = ["forward_kl", "reverse_kl", "jsd", "sampled"]
@@ -108,6 +112,41 @@ def test_the_policy_as_its_own_teacher_has_nothing_to_learn(kind):
     assert all((g == 0).all() for g in gradients(policy).values())
 
 
+def resized(tmp_path, rows: int) -> str:
+    """The tiny model with a head of so many rows, the further ones random."""
+    torch.manual_seed(rows)
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    model.save_pretrained(tmp_path / str(rows))
+    return str(tmp_path / str(rows))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_that_pad_the_policys_longer_head_are_read_and_are_no_lesson(kind, tmp_path):
+    longer = resized(tmp_path, 352)
+    policy, teacher = taught({"divergence": kind}, model={"path": longer, "random_weights": False})
+    policy.model.base_model.norm.weight.data.mul_(1.1)
+    spans = [("PPAAOOAAA", 20), ("PPAAAAAAA", 336)]  # ids 336 to 344, where the teacher has 0 to 338
+    records = [record(text, sample=i, first_id=first) for i, (text, first) in enumerate(spans)]
+    [batch] = batches_of(policy, items=scored(records, [1.0, -1.0]))[0]
+    [[lesson]] = teacher.lessons([[batch]], ())
+    out = policy.token_logprobs(batch, lesson if hasattr(lesson, "hidden") else None)
+    value, columns = batch_loss(out, batch, out.logprobs.detach(), None, policy.config.loss, lesson)
+    assert value.isfinite() and math.isfinite(teacher.gap(batch, ()))
+    assert (batch.targets >= 339).sum() == 6
+    assert torch.equal(columns.teacher_gap == 0.0, batch.targets >= 339)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_pad_the_teachers_longer_head_take_no_part(kind, tmp_path):
+    found = []
+    for path in (TINY, resized(tmp_path, 352)):
+        policy, teacher = taught({"divergence": kind, "path": path}, model={"random_weights": False})
+        batches = batches_of(policy)[0]
+        found.append((leave_gradients(policy, teacher, batches), teacher.gap(batches[0], ())))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(("placement", "kind"), [("offload", "jsd"), ("zero3", "jsd"), ("zero3", "sampled")])
 def test_the_loss_is_bit_equal_wherever_the_weights_wait(placement, kind):
     found = []
@@ -116,6 +155,13 @@ def test_the_loss_is_bit_equal_wherever_the_weights_wait(placement, kind):
         found.append((leave_gradients(policy, teacher, batches_of(policy)[0]), gradients(policy)))
     assert found[0][0] == found[1][0] != 0.0
     assert all(torch.equal(found[0][1][name], g) for name, g in found[1][1].items())
+
+
+def test_a_teacher_that_zero_3_deals_out_leaves_the_policys_products_alone():
+    """DeepSpeed's own choice is to put another `linear` in torch's place, for the whole process and for good."""
+    before = torch.nn.functional.linear
+    taught({"placement": "zero3"})
+    assert torch.nn.functional.linear is before and before.__module__ != "deepspeed.runtime.zero.linear"
 
 
 class Counted(nn.Module):
@@ -202,6 +248,13 @@ def test_the_teacher_of_random_weights_is_not_the_policy():
     same = build_model(policy.config.model, policy.config.train.seed, CPU)
     mine, theirs = policy.model.get_input_embeddings().weight, teacher.model.get_input_embeddings().weight
     assert torch.equal(mine, same.get_input_embeddings().weight) and not torch.equal(mine, theirs)
+
+
+def test_the_measure_is_the_one_of_the_settings_at_the_rollouts_temperature_unless_told():
+    _, told = taught({"divergence": "jsd", "beta": 0.3, "temperature": 0.7, "top_k": 5})
+    assert told.measure == Measure("jsd", 0.3, 0.7, 5)
+    _, plain = taught(rollout={"temperature": 0.9})
+    assert plain.measure == Measure("reverse_kl", 0.5, 0.9, 0)
 
 
 def test_without_a_weight_there_is_no_teacher():
