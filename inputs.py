@@ -14,7 +14,7 @@ from typing import Any
 
 from config import Config, ConfigError, ModelConfig, UserError, with_defaults
 from files import say
-from schema import differences, read_json
+from settings.schema import differences, read_json
 
 FIXED_BY_THE_CURSOR = (
     "data.path", "data.shuffle", "train.seed", "rollout.trajectories_per_step", "rollout.samples_per_prompt",

@@ -31,7 +31,7 @@ from building import build_teacher
 from config import Config, parse_config
 from minibatch import plan_updates
 from policy import Policy, init_distributed
-from schema import apply_override
+from settings.schema import apply_override
 from update import update
 
 

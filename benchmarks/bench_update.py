@@ -35,7 +35,7 @@ from data import collate
 from minibatch import token_weights
 from policy import Policy, init_distributed
 from rollout.records import RolloutRecord, Scored, StopReason, Turn
-from schema import apply_override
+from settings.schema import apply_override
 from update import OneUpdate, update
 
 VOCABULARY = 100_000  # ids are drawn below it

@@ -14,7 +14,7 @@ from typing import Any
 
 from config import with_defaults
 from files import write_whole
-from schema import differences, read_json
+from settings.schema import differences, read_json
 
 LAST = 1 << 62  # past every step
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from config import ConfigError
 from files import write_whole, writing
-from watch_config import LogConfig
+from settings.watch import LogConfig
 
 Numbers = dict[str, float]
 
