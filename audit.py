@@ -1,6 +1,6 @@
 """`main.py audit RUN`: recomputes what a run recorded from its stored trajectories alone, and re-runs its tool calls.
 
-Deliberately separate code: it imports neither reward.py nor data.py nor losses.py, and restates their rules in the
+Deliberately separate code: it imports neither reward.py nor data.py nor objectives/, and restates their rules in the
 plainest way, so that a fault in one place shows as a disagreement; only the file readers are shared. Per step: every
 reward from the tokens, every advantage from the rewards, every loss that needs no model (audit_loss.py) from
 advantages and token counts, whether a step was rightly skipped. Per call: status and text from a fresh run with its

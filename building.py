@@ -56,18 +56,18 @@ def build_policy(
 
 
 def build_teacher(config: Config, policy: Any, device: Any) -> Any:
-    """The `teacher.Teacher` that loss.distill_weight asks for, or None."""
+    """The `distillation.teacher.Teacher` that loss.distill_weight asks for, or None."""
     if config.loss.distill_weight == 0:
         return None
     import torch
 
-    import lora
-    import teacher_weights as places
+    from distillation import weights as places
+    from distillation.teacher import Teacher
+    from modeling import lora
     from modeling.divergence import Measure
     from modeling.fused import can_fuse
     from modeling.packed_model import PredictingStates
     from policy import build_model
-    from teacher import Teacher
 
     told, host, implementation = config.teacher, torch.device("cpu"), config.model.attn_implementation
     temperature = config.rollout.temperature if told.temperature is None else told.temperature

@@ -138,7 +138,7 @@ def add_teacher_prompts(config: Config, chat: Any, data: Any, shape: Any) -> Any
 
     shape: the teacher's Hugging Face config
     """
-    from teacher import privileged
+    from distillation.teacher import privileged
 
     template = config.teacher.privilege
     if config.loss.distill_weight == 0 or not template:
@@ -162,7 +162,7 @@ def _say(text: str) -> None:
 
 def check_model(config: Config) -> Any:
     """The model's shape, from its config.json alone."""
-    import lora
+    from modeling import lora
 
     lora.check_available(config.lora)
     shape = _shape("model.path", config.model, config.rollout.context_length)

@@ -29,7 +29,7 @@ from benchmarks.bench_update import VOCABULARY, scripted_records
 from benchmarks.machine import describe, matrix_rate
 from building import build_teacher
 from config import Config, parse_config
-from minibatch import plan_updates
+from objectives.minibatch import plan_updates
 from policy import Policy, init_distributed
 from settings.schema import apply_override
 from update import update

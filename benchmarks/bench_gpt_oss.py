@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe
 from config import Config, parse_config
-from minibatch import plan_updates
 from modeling.loading import build_model
 from modeling.logprob import token_logprobs
 from modeling.packed_model import TokenLogprobModule
 from modeling.shapes import SHIPPED
+from objectives.minibatch import plan_updates
 from policy import Policy, init_distributed
 from rollout.records import RolloutRecord, Scored, StopReason, Turn
 from update import update

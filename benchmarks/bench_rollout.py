@@ -36,9 +36,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe, read_bandwidth
 from building import build_decoder
-from groups import SampledStep
 from modeling.attention import IMPLEMENTATION
 from modeling.shapes import SHIPPED
+from objectives.groups import SampledStep
 from ranks import Ranks
 from rollout.cache import PagedCache
 from rollout.calls import OpenTurn

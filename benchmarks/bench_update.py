@@ -32,7 +32,7 @@ from benchmarks.machine import describe, matrix_rate
 from building import plan_memory
 from config import Config, parse_config
 from data import collate
-from minibatch import token_weights
+from objectives.minibatch import token_weights
 from policy import Policy, init_distributed
 from rollout.records import RolloutRecord, Scored, StopReason, Turn
 from settings.schema import apply_override

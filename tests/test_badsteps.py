@@ -11,7 +11,7 @@ import torch
 from badsteps import BadSteps, NotFiniteError
 from config import UserError
 from files import WriteError
-from measures import gap_figures
+from objectives.measures import gap_figures
 from tests.test_policy import micro_batches, step
 from update import OneUpdate, UpdateStats
 

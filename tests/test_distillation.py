@@ -10,9 +10,9 @@ import torch
 from deepspeed.runtime.rollout import opsd
 from transformers import AutoModelForCausalLM
 
-from minibatch import plan_updates
 from modeling.packed_model import PredictingStates
-from tests.distillation import batches_of, leave_gradients, taught, train
+from objectives.minibatch import plan_updates
+from tests.taught import batches_of, leave_gradients, taught, train
 from tests.test_policy import assert_equal_gradients, gradients, make_policy, step
 from update import update
 

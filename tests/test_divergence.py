@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from deepspeed.runtime.rollout import opsd
 
 import modeling.divergence as divergence
-from losses import policy_losses
 from modeling.divergence import Measure, TeacherStates, divergence_gradient, weighted_divergence
+from objectives.losses import policy_losses
 from settings.loss import LossConfig
 
 KINDS = {"forward_kl": 0.0, "reverse_kl": 1.0, "jsd": 0.3}  # DeepSpeed's beta of each

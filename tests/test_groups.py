@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import groups
 from config import parse_config
-from groups import (
+from objectives import groups
+from objectives.groups import (
     by_prompt,
     count_reasons,
     equal_share,
@@ -17,7 +17,7 @@ from groups import (
 )
 from rollout.records import StopReason
 from tests.builders import record, scored
-from tests.objectives import mutant
+from tests.oracle import mutant
 
 
 def step(*advantages: tuple[float, ...]):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("settings", "modeling", "rollout", "sandbox", "report")
+PACKAGES = ("settings", "objectives", "distillation", "modeling", "rollout", "sandbox", "report")
 ANY_OF_OURS = None
 
 # What each may import of ours, itself excepted. A package allows its own modules.
@@ -27,17 +27,23 @@ ALLOWED: dict[str, set[str] | None] = {
     "rollout.pages": set(),
     "sandbox": set(),
     "modeling": {"config"},
-    "losses": {"config"},
-    "corrections": {"config", "losses"},
-    "measures": set(),
-    "groups": {"config", "reward", "rollout.records"},
-    "minibatch": {"config", "data", "groups", "rollout.records"},
+    "modeling.lora": {"config"},
+    "objectives": set(),
+    "objectives.losses": {"config"},
+    "objectives.corrections": {"config", "objectives.losses"},
+    "objectives.measures": set(),
+    "objectives.groups": {"config", "reward", "rollout.records"},
+    "objectives.minibatch": {"config", "data", "objectives.groups", "rollout.records"},
+    "objectives.entropies": {"objectives.minibatch"},
+    "objectives.reference": set(),
+    "distillation": set(),
+    "distillation.teacher": {"modeling"},
+    "distillation.weights": set(),
     "checkpoint": {"config"},
     "audit": {"audit_loss", "files", "report.settings", "report.trajectories"},
     "audit_loss": set(),
     "boxes": set(),
     "estimators": set(),
-    "entropies": {"minibatch"},
     "arguments": set(),
     "second_opinion": {"config", "report.trajectories"},
     "infra": {"config", "rollout.records"},
@@ -48,13 +54,16 @@ ALLOWED: dict[str, set[str] | None] = {
     "data": {"config", "reward", "rollout.records"},
     "report": {"config", "files", "rollout.records", "settings.schema", "settings.watch"},
     "rollout": {"config", "modeling"},
-    "lora": {"config"},
-    "reference": set(),
-    "teacher": {"modeling"},
-    "teacher_weights": set(),
     "zero_settings": {"config"},
-    "policy": {"config", "lora", "modeling", "reference", "rollout.records", "zero_settings"},
-    "update": {"config", "corrections", "data", "losses", "measures", "modeling"},
+    "policy": {"config", "modeling", "objectives.reference", "rollout.records", "zero_settings"},
+    "update": {
+        "config",
+        "data",
+        "modeling",
+        "objectives.corrections",
+        "objectives.losses",
+        "objectives.measures",
+    },
     "badsteps": {"config", "files", "update"},
     "evaluation": {"boxes", "config", "estimators", "files", "reward", "rollout.records"},
     "treatments": {"checkpoint", "config", "evaluation", "ranks", "rollout.records"},
@@ -64,12 +73,11 @@ ALLOWED: dict[str, set[str] | None] = {
         "checkpoint",
         "config",
         "data",
+        "distillation.teacher",
         "files",
-        "lora",
         "modeling",
         "rollout",
         "settings.schema",
-        "teacher",
         "tools",
         "trainer",
     },
@@ -78,13 +86,13 @@ ALLOWED: dict[str, set[str] | None] = {
         "badsteps",
         "checkpoint",
         "data",
-        "entropies",
         "evaluation",
         "files",
-        "groups",
         "infra",
         "interruption",
-        "minibatch",
+        "objectives.entropies",
+        "objectives.groups",
+        "objectives.minibatch",
         "ranks",
         "report",
         "reward",
@@ -96,10 +104,10 @@ ALLOWED: dict[str, set[str] | None] = {
     "main": ANY_OF_OURS,
 }
 # Where heavy libraries may come in.
-MAY_IMPORT = {"deepspeed": {"policy", "main", "teacher_weights"}}
+MAY_IMPORT = {"deepspeed": {"policy", "main", "distillation.weights"}}
 NO_TORCH = (
     "config", "settings", "schedule", "files", "tools",
-    "boxes", "reward", "groups", "checkpoint", "sandbox", "report", "rollout.scheduler", "rollout.pages",
+    "boxes", "reward", "objectives.groups", "checkpoint", "sandbox", "report", "rollout.scheduler", "rollout.pages",
     "rollout.records", "rollout.episode", "rollout.toolcall", "rollout.harmony", "rollout.harmony_prompt", "arguments",
 )  # fmt: skip
 
@@ -116,13 +124,15 @@ SOURCES = sources()
 
 
 def imports(path: Path) -> set[str]:
+    """Dotted names; of `from package import module` the module alone."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names if names <= SOURCES.keys() else names | {node.module}
     return found
 
 

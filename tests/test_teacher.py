@@ -12,11 +12,11 @@ from torch import nn
 import building
 from config import DataConfig
 from data import DataError, ResponseTokenBatch, load_problems
+from distillation.teacher import privileged, with_prompts
+from distillation.weights import Parked, Resident, RunningMean
 from policy import build_model
-from teacher import privileged, with_prompts
-from teacher_weights import Parked, Resident, RunningMean
 from tests.builders import record
-from tests.distillation import batches_of, leave_gradients, taught, train
+from tests.taught import batches_of, leave_gradients, taught, train
 from tests.test_policy import CPU, assert_equal_gradients, gradients, step
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
