@@ -151,9 +151,9 @@ def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any,
 
 def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any) -> dict[str, Any]:
     """For each treatment of the tool an engine over one frozen model; no optimizer, no DeepSpeed engine."""
+    from evaluation.treatments import BrokenTool, is_truncated
     from modeling.loading import build_model
     from policy import init_distributed
-    from treatments import BrokenTool, is_truncated
 
     init_distributed(device)
     config = next(iter(configs.values()))
@@ -170,8 +170,8 @@ def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: b
 
     Where the device refuses to capture, eager decoding too, with a warning (rollout/fallback.py).
     """
+    from evaluation.treatments import is_truncated
     from rollout.decoder import EagerDecoder
-    from treatments import is_truncated
 
     eager = EagerDecoder(model, cache, config.model.attn_implementation)
     if device.type != "cuda" or not (graphs and config.rollout.cuda_graphs):

@@ -134,9 +134,9 @@ def built(config: Config, progress: Callable[[int, int, int, int], None] | None 
 
 
 def _evaluate(words: Sequence[str]) -> int:
-    from evaluation import report_lines, write_results
+    from evaluation.scores import report_lines, write_results
+    from evaluation.treatments import Treatment, choose_checkpoint, run_treatments, treated
     from ranks import Ranks
-    from treatments import Treatment, choose_checkpoint, run_treatments, treated
 
     args = arguments.evaluate_parser().parse_args(words)
     config, step, out = choose_checkpoint(args.config, args.set, args.checkpoint, args.run_dir, args.out)
@@ -162,13 +162,13 @@ def _evaluate(words: Sequence[str]) -> int:
 
 
 def _audit(words: Sequence[str]) -> int:
-    from audit import audit, summary
+    from audit.recompute import audit, summary
     from report.settings import stretches
 
     args = arguments.audit_parser().parse_args(words)
     run_dir = inputs.run_folder(args.run)
     if args.math_verify:
-        from second_opinion import list_disagreements
+        from audit.second_opinion import list_disagreements
 
         config = load_config(run_dir / "config.json")
         return list_disagreements(run_dir, inputs.load_chat(config, inputs.load_tokenizer(config)).answer)

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 import checkpoint
-import evaluation
 from badsteps import BadSteps
 from config import Config
 from data import Problem, ProblemStream, data_digest
+from evaluation import scores
 from files import say
 from infra import InfraError, check_sandbox
 from interruption import Interruption, Request
@@ -224,14 +224,14 @@ class Trainer:
         """
         assert self.eval_data is not None
         with self._clock("eval"):
-            records = self._rollout(step, self.eval_data.prompts, evaluation.eval_sampling(self.config))
+            records = self._rollout(step, self.eval_data.prompts, scores.eval_sampling(self.config))
         name = "on" if self.config.tool.enabled else "off"
-        evaluated = {name: evaluation.Evaluation.of(records, self.eval_data.problems, self.chat.answer)}
-        found = evaluation.results(self.config, evaluated, step)
+        evaluated = {name: scores.Evaluation.of(records, self.eval_data.problems, self.chat.answer)}
+        found = scores.results(self.config, evaluated, step)
         if self._writer:
-            self.ranks.attempt(evaluation.write_results, self.run_dir / f"evaluations/step_{step}.json", found)
+            self.ranks.attempt(scores.write_results, self.run_dir / f"evaluations/step_{step}.json", found)
         self.ranks.raise_any()
-        figures = evaluation.metrics(found["scores"][name]) | {"seconds": self._seconds.pop("eval")}
+        figures = scores.metrics(found["scores"][name]) | {"seconds": self._seconds.pop("eval")}
         return {f"eval_{name}": value for name, value in figures.items()}
 
     def _row(self, step: int, sampled_step: groups.SampledStep, stats: UpdateStats | None) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def test_the_check_asks_the_teacher_once(capsys, divergence):
 
 
 def test_the_audit_says_why_no_loss_can_be_recomputed():
-    from audit_loss import unstored
+    from audit.losses import unstored
 
     config = {"loss": {"kl_coef": 0.0, "importance": "off", "distill_weight": 0.5}}
     assert "loss.distill_weight is above 0" in unstored(config)

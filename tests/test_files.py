@@ -10,7 +10,7 @@ import pytest
 
 import main as program
 from config import parse_config
-from evaluation import write_results
+from evaluation.scores import write_results
 from files import WriteError, append_line, say, whole_lines, write_whole
 from policy import init_distributed
 from ranks import Ranks

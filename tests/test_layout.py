@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("settings", "objectives", "distillation", "modeling", "rollout", "sandbox", "report")
+PACKAGES = (
+    "settings", "objectives", "distillation", "evaluation", "audit", "modeling", "rollout", "sandbox", "report",
+)  # fmt: skip
 ANY_OF_OURS = None
 
 # What each may import of ours, itself excepted. A package allows its own modules.
@@ -40,12 +42,12 @@ ALLOWED: dict[str, set[str] | None] = {
     "distillation.teacher": {"modeling"},
     "distillation.weights": set(),
     "checkpoint": {"config"},
-    "audit": {"audit_loss", "files", "report.settings", "report.trajectories"},
-    "audit_loss": set(),
+    "audit": set(),
+    "audit.recompute": {"audit.losses", "files", "report.settings", "report.trajectories"},
+    "audit.losses": set(),
+    "audit.second_opinion": {"config", "report.trajectories"},
     "boxes": set(),
-    "estimators": set(),
     "arguments": set(),
-    "second_opinion": {"config", "report.trajectories"},
     "infra": {"config", "rollout.records"},
     "interruption": set(),
     "ranks": {"files"},
@@ -65,8 +67,10 @@ ALLOWED: dict[str, set[str] | None] = {
         "objectives.measures",
     },
     "badsteps": {"config", "files", "update"},
-    "evaluation": {"boxes", "config", "estimators", "files", "reward", "rollout.records"},
-    "treatments": {"checkpoint", "config", "evaluation", "ranks", "rollout.records"},
+    "evaluation": set(),
+    "evaluation.estimators": set(),
+    "evaluation.scores": {"boxes", "config", "evaluation.estimators", "files", "reward", "rollout.records"},
+    "evaluation.treatments": {"checkpoint", "config", "evaluation.scores", "ranks", "rollout.records"},
     "parts": {"config", "modeling", "rollout.records"},
     "check": {"config", "data", "modeling", "parts", "reward", "rollout.records"},
     "inputs": {
@@ -86,7 +90,7 @@ ALLOWED: dict[str, set[str] | None] = {
         "badsteps",
         "checkpoint",
         "data",
-        "evaluation",
+        "evaluation.scores",
         "files",
         "infra",
         "interruption",

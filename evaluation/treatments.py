@@ -16,7 +16,7 @@ from typing import Any
 
 import checkpoint
 from config import Config, ConfigError, load_config
-from evaluation import Evaluation, Problem, eval_sampling, results
+from evaluation.scores import Evaluation, Problem, eval_sampling, results
 from ranks import Ranks
 from rollout.records import RolloutRecord, SamplingConfig
 
@@ -69,7 +69,7 @@ def is_truncated(config: Config) -> bool:
 
 
 def run_treatments(treatments: Mapping[str, Treatment], step: int, ranks: Ranks) -> dict[str, Any]:
-    """Samples the problems that fit under every treatment, so that differences are paired: `evaluation.results`.
+    """Samples the problems that fit under every treatment, so that differences are paired: `scores.results`.
 
     Collective; every rank gets the same result.
     """

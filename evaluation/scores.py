@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from boxes import equal, final_answer
 from config import Config
-from estimators import bootstrap, majority, min_difference, pass_at_k, standard_error
+from evaluation.estimators import bootstrap, majority, min_difference, pass_at_k, standard_error
 from files import RESUME, write_whole
 from reward import Grade, Reason, grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason
