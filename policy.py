@@ -37,7 +37,7 @@ from modeling.packed_model import PackedBatch, TokenLogprobModule
 from modeling.probe import check_attention
 from modeling.recompute import Recompute, free_bytes
 from objectives.reference import Reference
-from zero_settings import BUCKET_ELEMENTS, deepspeed_settings
+from runtime.zero_settings import BUCKET_ELEMENTS, deepspeed_settings
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
 

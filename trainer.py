@@ -17,20 +17,20 @@ from typing import Any
 import torch
 
 import checkpoint
-from badsteps import BadSteps
 from config import Config
 from data import Problem, ProblemStream, data_digest
 from evaluation import scores
-from files import say
-from infra import InfraError, check_sandbox
-from interruption import Interruption, Request
 from objectives import entropies, groups
 from objectives.minibatch import plan_updates
-from ranks import Ranks
 from report.writers import RunWriter
 from reward import Grade, grade_trajectory, score, shaping
 from rollout.records import RolloutRecord, SamplingConfig, Scored
-from schedule import due, learning_rate
+from runtime.badsteps import BadSteps
+from runtime.files import say
+from runtime.infra import InfraError, check_sandbox
+from runtime.interruption import Interruption, Request
+from runtime.ranks import Ranks
+from runtime.schedule import due, learning_rate
 from update import UpdateStats, update
 
 

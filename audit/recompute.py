@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from audit import losses
-from files import whole_lines
 from report.settings import Stretch, stretches
 from report.trajectories import read_step, stored_steps
+from runtime.files import whole_lines
 
 Row = dict[str, Any]
 

@@ -17,8 +17,8 @@ from typing import Any
 import checkpoint
 from config import Config, ConfigError, load_config
 from evaluation.scores import Evaluation, Problem, eval_sampling, results
-from ranks import Ranks
 from rollout.records import RolloutRecord, SamplingConfig
+from runtime.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)

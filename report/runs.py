@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from config import Config, UserError, load_config
-from files import whole_lines
 from report.settings import Stretch, stretches
+from runtime.files import whole_lines
 
 Column = list[float | None]
 PHASES = ("rollout", "reward", "save", "teacher", "update", "write", "eval", "other")

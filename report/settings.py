@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from config import with_defaults
-from files import write_whole
+from runtime.files import write_whole
 from settings.schema import differences, read_json
 
 LAST = 1 << 62  # past every step

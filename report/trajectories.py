@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from config import UserError
-from files import write_whole
 from rollout.records import RolloutRecord, Scored
+from runtime.files import write_whole
 
 _CALL = pa.struct([
     ("name", pa.string()), ("code", pa.binary()), ("status", pa.string()), ("text", pa.binary()),

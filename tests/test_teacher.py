@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-import building
 from config import DataConfig
 from data import DataError, ResponseTokenBatch, load_problems
 from distillation.teacher import privileged, with_prompts
 from distillation.weights import Parked, Resident, RunningMean
 from policy import build_model
+from startup import building
 from tests.builders import record
 from tests.taught import batches_of, leave_gradients, taught, train
 from tests.test_policy import CPU, assert_equal_gradients, gradients, step

@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from config import Config, ConfigError
-from files import say
+from runtime.files import say
 
 
 def start_tool(config: Config, rank: int) -> Any:

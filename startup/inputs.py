@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from config import Config, ConfigError, ModelConfig, UserError, with_defaults
-from files import say
+from runtime.files import say
 from settings.schema import differences, read_json
 
 FIXED_BY_THE_CURSOR = (
