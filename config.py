@@ -1,8 +1,8 @@
 """The run's settings: JSON sections into frozen dataclasses, dotted overrides, and every check that needs no model.
 
 Invariants: a `Config` that exists is consistent; nothing rewrites it; every field is read somewhere outside this file
-(`tests/test_config.py` asserts that). Checks that need the tokenizer, the weights or the world size live where those
-are first known, but still before the GPU is touched. Standard library only.
+and `settings/` (`tests/test_config.py` asserts that). Checks that need the tokenizer, the weights or the world size
+live where those are first known, but still before the GPU is touched. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from loss_config import LoraConfig, LossConfig
-from model_config import ModelConfig
-from schema import ConfigError, UserError, apply_override, parse_sections, read_json, require
-from teacher_config import TeacherConfig, check_distillation
-from watch_config import EvalConfig, LogConfig
+from settings.loss import LoraConfig, LossConfig
+from settings.model import ModelConfig
+from settings.schema import ConfigError, UserError, apply_override, parse_sections, read_json, require
+from settings.teacher import TeacherConfig, check_distillation
+from settings.watch import EvalConfig, LogConfig
 
 __all__ = ["Config", "ConfigError", "ModelConfig", "UserError", "load_config", "parse_config", "with_defaults"]
 

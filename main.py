@@ -1,4 +1,4 @@
-"""The command line, and the only place that constructs things (with building.py).
+"""The command line, and the only place that constructs things (with startup/building.py).
 
     main.py --config FILE [--set section.field=value ...] [--run-dir DIR] [--resume]
 
@@ -18,12 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import arguments
-import building
-import inputs
 from config import Config, UserError, load_config, parse_config
-from files import OUT, say, sole_writer
-from interruption import Interruption
+from runtime.files import OUT, say, sole_writer
+from runtime.interruption import Interruption
+from startup import arguments, building, inputs
 
 USER_ERROR_STATUS = 2
 
@@ -69,7 +67,7 @@ def _train(
     parts = stack.enter_context(built(config, console.progress if console else None))
     stack.enter_context(naming_the_setting(parts.config))
     if console and config.train.check:
-        from check import check, require_pass
+        from startup.check import check, require_pass
 
         lines = check(parts)
         say("\n".join(str(line) for line in lines if line.name != "mask"))
@@ -102,7 +100,7 @@ def _print_peak(memory: Any) -> None:
 
 
 def _check(words: Sequence[str]) -> int:
-    from check import check
+    from startup.check import check
 
     args = arguments.check_parser().parse_args(words)
     with built(load_config(args.config, args.set)) as parts:
@@ -113,13 +111,13 @@ def _check(words: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def built(config: Config, progress: Callable[[int, int, int, int], None] | None = None) -> Iterator[Any]:
-    """The `check.Parts` of a run, each refused as early as it can be; the tool ends with the block.
+    """The `Parts` of a run, each refused as early as it can be; the tool ends with the block.
 
     progress: see `rollout.engine.RolloutEngine`
     """
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     inputs.check_batch(config, world_size)
-    from parts import Parts
+    from startup.parts import Parts
 
     tokenizer = inputs.load_tokenizer(config)
     chat = inputs.load_chat(config, tokenizer)
@@ -143,9 +141,9 @@ def built(config: Config, progress: Callable[[int, int, int, int], None] | None 
 
 
 def _evaluate(words: Sequence[str]) -> int:
-    from evaluation import report_lines, write_results
-    from ranks import Ranks
-    from treatments import Treatment, choose_checkpoint, run_treatments, treated
+    from evaluation.scores import report_lines, write_results
+    from evaluation.treatments import Treatment, choose_checkpoint, run_treatments, treated
+    from runtime.ranks import Ranks
 
     args = arguments.evaluate_parser().parse_args(words)
     config, step, out = choose_checkpoint(args.config, args.set, args.checkpoint, args.run_dir, args.out)
@@ -171,13 +169,13 @@ def _evaluate(words: Sequence[str]) -> int:
 
 
 def _audit(words: Sequence[str]) -> int:
-    from audit import audit, summary
+    from audit.recompute import audit, summary
     from report.settings import stretches
 
     args = arguments.audit_parser().parse_args(words)
     run_dir = inputs.run_folder(args.run)
     if args.math_verify:
-        from second_opinion import list_disagreements
+        from audit.second_opinion import list_disagreements
 
         config = load_config(run_dir / "config.json")
         return list_disagreements(run_dir, inputs.load_chat(config, inputs.load_tokenizer(config)).answer)

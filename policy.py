@@ -28,16 +28,16 @@ from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import lora
 from config import Config
+from modeling import lora
 from modeling.divergence import TeacherStates
 from modeling.loading import build_model
 from modeling.logprob import TokenLogprobs
 from modeling.packed_model import PackedBatch, TokenLogprobModule
 from modeling.probe import check_attention
 from modeling.recompute import Recompute, free_bytes
-from reference import Reference
-from zero_settings import BUCKET_ELEMENTS, deepspeed_settings
+from objectives.reference import Reference
+from runtime.zero_settings import BUCKET_ELEMENTS, deepspeed_settings
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
 

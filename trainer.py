@@ -17,22 +17,20 @@ from typing import Any
 import torch
 
 import checkpoint
-import entropies
-import evaluation
-import groups
-from badsteps import BadSteps
 from config import Config
 from data import Problem, ProblemStream, data_digest
-from files import say
-from groups import SampledStep, by_prompt, count_reasons, equal_share, with_overlong_penalty, without_equal_groups
-from infra import InfraError, check_sandbox
-from interruption import Interruption, Request
-from minibatch import plan_updates
-from ranks import Ranks
+from evaluation import scores
+from objectives import entropies, groups
+from objectives.minibatch import plan_updates
 from report.writers import RunWriter
 from reward import Grade, grade_trajectory, score, shaping
 from rollout.records import RolloutRecord, SamplingConfig, Scored
-from schedule import due, learning_rate
+from runtime.badsteps import BadSteps
+from runtime.files import say
+from runtime.infra import InfraError, check_sandbox
+from runtime.interruption import Interruption, Request
+from runtime.ranks import Ranks
+from runtime.schedule import due, learning_rate
 from update import UpdateStats, update
 
 
@@ -63,7 +61,7 @@ class Trainer:
     ):  # fmt: skip
         """writer: on rank 0; None on the others. after_first_step: of this process, once it is written.
 
-        teacher: a `teacher.Teacher`, with loss.distill_weight above 0
+        teacher: a `distillation.teacher.Teacher`, with loss.distill_weight above 0
         """
         self.config, self.policy, self.chat, self.tokenizer = config, policy, chat, tokenizer
         self.data, self.eval_data, self.run_dir = data, eval_data, run_dir
@@ -163,10 +161,10 @@ class Trainer:
         beside = {"checkpoint_seconds": round(self._store.seconds, 4)} if saved else {}  # seconds_save is the wait
         return self._row(step, sampled, stats) | beside
 
-    def _sample_groups(self, step: int) -> SampledStep:
+    def _sample_groups(self, step: int) -> groups.SampledStep:
         """The step's groups; with rollout.max_refills, equal ones are replaced by those of further problems."""
         rollout = self.config.rollout
-        sampled = SampledStep()
+        sampled = groups.SampledStep()
         wanted = self.stream.indices(step, rollout.prompts_per_step)
         while wanted:
             first = len(sampled.indices)
@@ -177,12 +175,12 @@ class Trainer:
                 )  # fmt: skip
             with self._clock("reward"):
                 scored = self._score(records, sampled.indices)
-            trained = without_equal_groups(scored) if rollout.max_refills else scored
+            trained = groups.without_equal_groups(scored) if rollout.max_refills else scored
             stats = groups.over_ranks(self.ranks.gather(asdict(self._rollout_stats())))
             sampled.add(records, scored, trained, stats)
             if sampled.rounds > rollout.max_refills:
                 break
-            missing = rollout.prompts_per_step - len(by_prompt(sampled.trained))
+            missing = rollout.prompts_per_step - len(groups.by_prompt(sampled.trained))
             wanted = self.stream.refill(step, sampled.rounds, missing, sampled.indices)
         check_sandbox(sampled.records)
         return sampled
@@ -210,7 +208,7 @@ class Trainer:
         grades = self._grades(records, answers)
         settings = self.config.reward
         shaped = [shaping(record, verdict, settings) for record, verdict in zip(records, grades, strict=True)]
-        return with_overlong_penalty(score(records, grades, settings.scale, shaped), self.config)
+        return groups.with_overlong_penalty(score(records, grades, settings.scale, shaped), self.config)
 
     def _grades(self, records: Sequence[RolloutRecord], answers: Sequence[str]) -> list[Grade]:
         """answers: the reference of each prompt, by prompt_index."""
@@ -227,17 +225,17 @@ class Trainer:
         """
         assert self.eval_data is not None
         with self._clock("eval"):
-            records = self._rollout(step, self.eval_data.prompts, evaluation.eval_sampling(self.config))
+            records = self._rollout(step, self.eval_data.prompts, scores.eval_sampling(self.config))
         name = "on" if self.config.tool.enabled else "off"
-        evaluated = {name: evaluation.Evaluation.of(records, self.eval_data.problems, self.chat.answer)}
-        found = evaluation.results(self.config, evaluated, step)
+        evaluated = {name: scores.Evaluation.of(records, self.eval_data.problems, self.chat.answer)}
+        found = scores.results(self.config, evaluated, step)
         if self._writer:
-            self.ranks.attempt(evaluation.write_results, self.run_dir / f"evaluations/step_{step}.json", found)
+            self.ranks.attempt(scores.write_results, self.run_dir / f"evaluations/step_{step}.json", found)
         self.ranks.raise_any()
-        figures = evaluation.metrics(found["scores"][name]) | {"seconds": self._seconds.pop("eval")}
+        figures = scores.metrics(found["scores"][name]) | {"seconds": self._seconds.pop("eval")}
         return {f"eval_{name}": value for name, value in figures.items()}
 
-    def _row(self, step: int, sampled_step: SampledStep, stats: UpdateStats | None) -> dict[str, Any]:
+    def _row(self, step: int, sampled_step: groups.SampledStep, stats: UpdateStats | None) -> dict[str, Any]:
         records, scored = sampled_step.records, sampled_step.scored
         count = max(len(scored), 1)
         calls = [call for r in records for turn in r.turns for call in turn.calls]
@@ -249,7 +247,7 @@ class Trainer:
             "reward": sum(s.reward for s in scored) / count,
             "correct": sum(s.reward > 0 for s in scored) / count,
             "trajectories": len(records),
-            "equal_groups": equal_share(scored),
+            "equal_groups": groups.equal_share(scored),
             "kept_trajectories": len(sampled_step.trained),
             "refills": sampled_step.rounds - 1,
             "sampled_tokens": sampled,
@@ -260,7 +258,7 @@ class Trainer:
             "learning_rate": learning_rate(step, self.config.train),
             "skipped": stats is None,
             "stops": dict(Counter(str(r.stop) for r in records)),
-            "reasons": count_reasons(records, scored),
+            "reasons": groups.count_reasons(records, scored),
             "tool_statuses": dict(Counter(call.status for call in calls)),
         }
         if stats:

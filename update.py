@@ -18,12 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from config import LossConfig
-from corrections import importance_weights
 from data import ResponseTokenBatch
-from losses import TokenLosses, kl_penalty, policy_losses
-from measures import GapFigures, TeacherFigures, TokenColumns, gap_figures, teacher_figures
 from modeling.divergence import Lesson, TeacherStates
 from modeling.logprob import TokenLogprobs
+from objectives.corrections import importance_weights
+from objectives.losses import TokenLosses, kl_penalty, policy_losses
+from objectives.measures import GapFigures, TeacherFigures, TokenColumns, gap_figures, teacher_figures
 
 Batches = Sequence[ResponseTokenBatch]
 

@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.bench_rollout import load_workload
 from benchmarks.bench_update import VOCABULARY, scripted_records
 from benchmarks.machine import describe, matrix_rate
-from building import build_teacher
 from config import Config, parse_config
-from minibatch import plan_updates
+from objectives.minibatch import plan_updates
 from policy import Policy, init_distributed
-from schema import apply_override
+from settings.schema import apply_override
+from startup.building import build_teacher
 from update import update
 
 

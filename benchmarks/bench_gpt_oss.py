@@ -28,7 +28,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe
 from config import Config, parse_config
-from minibatch import plan_updates
 from modeling.attention import IMPLEMENTATION as ATTENTION
 from modeling.experts import IMPLEMENTATION as EXPERTS
 from modeling.loading import build_model
@@ -36,6 +35,7 @@ from modeling.logprob import token_logprobs
 from modeling.packed_model import TokenLogprobModule
 from modeling.routing import Recorded
 from modeling.shapes import SHIPPED
+from objectives.minibatch import plan_updates
 from policy import Policy, init_distributed
 from rollout.records import RolloutRecord, Scored, StopReason, Turn
 from update import update

@@ -35,16 +35,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe, read_bandwidth
-from building import build_decoder
-from groups import SampledStep
 from modeling.attention import IMPLEMENTATION
 from modeling.shapes import SHIPPED
-from ranks import Ranks
+from objectives.groups import SampledStep
 from rollout.cache import PagedCache
 from rollout.calls import OpenTurn
 from rollout.engine import RolloutEngine, RolloutRequest, RolloutRun
 from rollout.episode import Episode
 from rollout.records import SamplingConfig, StopReason
+from runtime.ranks import Ranks
+from startup.building import build_decoder
 
 CONTEXT = 8192
 

@@ -29,13 +29,13 @@ import policy as policy_module
 from benchmarks.bench_rollout import load_workload
 from benchmarks.kernels import kernel_times, time_table
 from benchmarks.machine import describe, matrix_rate
-from building import plan_memory
 from config import Config, parse_config
 from data import collate
-from minibatch import token_weights
+from objectives.minibatch import token_weights
 from policy import Policy, init_distributed
 from rollout.records import RolloutRecord, Scored, StopReason, Turn
-from schema import apply_override
+from settings.schema import apply_override
+from startup.building import plan_memory
 from update import OneUpdate, update
 
 VOCABULARY = 100_000  # ids are drawn below it

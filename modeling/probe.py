@@ -7,7 +7,7 @@ weights' state nor on what is frozen, and nothing of the model is touched. A den
 of experts the attention alone: a token that two experts tie for would be no fault of the attention's.
 
 Left out: windows wider than WIDEST, in which the two rows see everything; the rollout's attention, which the check
-before a run compares token by token (`check.py`).
+before a run compares token by token (`startup/check.py`).
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from files import OUT, write_whole
 from report import charts
 from report.blobs import pack_json
 from report.html import render
 from report.runs import NORMAL_95, Column, Run, RunError, read_run
+from runtime.files import OUT, write_whole
 
 # Name in the metrics row, its words, and which way is better (+1 up, -1 down, 0 neither).
 COMPARED = (

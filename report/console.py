@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import Any, Protocol
 
-from files import say
+from runtime.files import say
 
 SHOWN = (
     "reward", "correct", "loss", "teacher_divergence", "clip_fraction", "entropy", "grad_norm", "mismatch_mean",

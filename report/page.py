@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from files import OUT, write_whole
 from report import charts, words
 from report.blobs import pack_json, pack_step, used_tokens
 from report.html import render
@@ -14,6 +13,7 @@ from report.runs import Run, read_run, totals
 from report.settings import changes
 from report.trajectories import count_rows, read_table, stored_steps
 from report.vocabulary import token_bytes
+from runtime.files import OUT, write_whole
 
 SECTIONS = (
     ("learning", "Learning"), ("evaluation", "Evaluation"), ("behaviour", "Behaviour"), ("ledger", "Rewards"),

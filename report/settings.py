@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from config import with_defaults
-from files import DamageError, json_lines, write_whole
-from schema import differences, read_json
+from runtime.files import DamageError, json_lines, write_whole
+from settings.schema import differences, read_json
 
 LAST = 1 << 62  # past every step
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from config import ConfigError
-from files import write_whole, writing
-from watch_config import LogConfig
+from runtime.files import write_whole, writing
+from settings.watch import LogConfig
 
 Numbers = dict[str, float]
 

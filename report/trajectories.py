@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from config import UserError
-from files import DamageError, write_whole
 from rollout.records import RolloutRecord, Scored
+from runtime.files import DamageError, write_whole
 
 _CALL = pa.struct([
     ("name", pa.string()), ("code", pa.binary()), ("status", pa.string()), ("text", pa.binary()),

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from config import Config
-from files import append_line, json_lines, write_whole, writing
 from report import trajectories
 from report.console import Console
 from report.trackers import Tracker, open_trackers
 from rollout.records import RolloutRecord, Scored
+from runtime.files import append_line, json_lines, write_whole, writing
 
 
 class RunWriter:

@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM, GptOssConfig, Qwen2Config, Qwen3C
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-import lora
 from config import LoraConfig
+from modeling import lora
 from modeling.attention import IMPLEMENTATION, NO_MASK, TrainingRows, sdpa_softmax
 
 ROOT = Path(__file__).resolve().parent.parent

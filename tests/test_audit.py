@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from audit import _is_right, audit
+from audit.recompute import _is_right, audit
 from config import parse_config
 from report.trajectories import TrajectoryError, step_path
 from reward import grade

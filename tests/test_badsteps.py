@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
-from badsteps import BadSteps, NotFiniteError
 from config import UserError
-from files import WriteError
-from measures import gap_figures
+from objectives.measures import gap_figures
+from runtime.badsteps import BadSteps, NotFiniteError
+from runtime.files import WriteError
 from tests.test_policy import micro_batches, step
 from update import OneUpdate, UpdateStats
 

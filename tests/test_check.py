@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import main as program
-from check import CheckError, Line, check, masked, require_pass
 from config import load_config
 from data import Problem
 from rollout.records import SamplingConfig, StopReason
+from startup.check import CheckError, Line, check, masked, require_pass
 from tests.test_engine import FakeTool, Result
 from trainer import TrainingData
 
@@ -200,14 +200,14 @@ def test_the_command_prints_the_lines_and_its_status(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert program.main(["check", "--config", "configs/tiny_cpu.json"]) == 0
     assert "ok    ratio" in capsys.readouterr().out
-    monkeypatch.setattr("check.TOOL_OUTPUT", "43")
+    monkeypatch.setattr("startup.check.TOOL_OUTPUT", "43")
     assert program.main(["check", "--config", "configs/tiny_cpu.json"]) == 1
     assert "FAIL  tool" in capsys.readouterr().out
 
 
 def test_a_run_that_fails_its_check_stops_before_anything_is_written(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("check.TOOL_OUTPUT", "43")
+    monkeypatch.setattr("startup.check.TOOL_OUTPUT", "43")
     words = ["--config", "configs/tiny_cpu.json", "--run-dir", str(tmp_path / "run"), "--set", "train.steps=1"]
     assert program.main(words) == 2
     said = capsys.readouterr()

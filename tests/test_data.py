@@ -19,7 +19,7 @@ from data import (
     load_problems,
     render_prompts,
 )
-from minibatch import token_weights
+from objectives.minibatch import token_weights
 from tests.builders import record, scored
 
 CONFIG = DataConfig(path="unused")

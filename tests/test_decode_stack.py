@@ -5,8 +5,8 @@ import importlib.util
 import pytest
 import torch
 
-import lora
 from config import LoraConfig
+from modeling import lora
 from tests.interpreted import DEVICE
 
 from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen2Config, Qwen3Config  # isort: skip

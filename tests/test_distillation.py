@@ -12,10 +12,10 @@ from deepspeed.runtime.rollout import opsd
 from transformers import AutoModelForCausalLM
 
 from config import LossConfig
-from minibatch import plan_updates
 from modeling.logprob import TokenLogprobs
 from modeling.packed_model import PredictingStates
-from tests.distillation import batches_of, leave_gradients, taught, train
+from objectives.minibatch import plan_updates
+from tests.taught import batches_of, leave_gradients, taught, train
 from tests.test_policy import assert_equal_gradients, gradients, make_policy, micro_batches, step
 from update import batch_loss, update
 

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoTokenizer
 
 import main as program
+from distillation.teacher import Teacher
 from report.trajectories import read_step
-from teacher import Teacher
 from tests.runs import TINY
 from tests.test_main import ROOT, metrics, numbers, run, trajectories, weights
 from tests.test_scripts import environment
@@ -200,7 +200,7 @@ def test_the_check_asks_the_teacher_once(capsys, divergence):
 
 
 def test_the_audit_says_why_no_loss_can_be_recomputed():
-    from audit_loss import unstored
+    from audit.losses import unstored
 
     config = {"loss": {"kl_coef": 0.0, "importance": "off", "distill_weight": 0.5}}
     assert "loss.distill_weight is above 0" in unstored(config)

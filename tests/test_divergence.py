@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from deepspeed.runtime.rollout import opsd
 
 import modeling.divergence as divergence
-from loss_config import LossConfig
-from losses import policy_losses
 from modeling.divergence import Measure, TeacherStates, divergence_gradient, weighted_divergence
+from objectives.losses import policy_losses
+from settings.loss import LossConfig
 
 KINDS = {"forward_kl": 0.0, "reverse_kl": 1.0, "jsd": 0.3}  # DeepSpeed's beta of each
 WIDTH, TEACHER_WIDTH, VOCABULARY = 12, 8, 40

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from data import collate
-from entropies import by_line
+from objectives.entropies import by_line
 from report.trajectories import read_table
 from tests.builders import record, scored
 from tests.test_main import ROOT, metrics, run

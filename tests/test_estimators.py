@@ -8,7 +8,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from estimators import bootstrap, majority, min_difference, pass_at_k, standard_error
+from evaluation.estimators import bootstrap, majority, min_difference, pass_at_k, standard_error
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample():
@@ -75,7 +75,7 @@ def test_scores_that_are_all_alike_get_the_exact_binomial_bound():
 def test_blocks_of_resamples_do_not_change_what_is_estimated(monkeypatch):
     values = np.random.default_rng(5).random((50, 2))
     whole = bootstrap(values, 0)
-    monkeypatch.setattr("estimators._BLOCK", 50 * 1000)
+    monkeypatch.setattr("evaluation.estimators._BLOCK", 50 * 1000)
     for a, b in zip(whole, bootstrap(values, 0), strict=True):
         assert (a.low, a.high) == pytest.approx((b.low, b.high), abs=0.01)
 

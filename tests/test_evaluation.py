@@ -10,7 +10,7 @@ import pytest
 
 from config import parse_config
 from data import Problem
-from evaluation import (
+from evaluation.scores import (
     SEED_OFFSET,
     Evaluation,
     compare,

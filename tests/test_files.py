@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-import building
 import main as program
 from config import parse_config
-from evaluation import write_results
-from files import InUseError, WriteError, append_line, say, sole_writer, whole_lines, write_whole
+from evaluation.scores import write_results
 from policy import init_distributed
-from ranks import Ranks
 from report.console import PlainConsole
 from report.page import write_report
 from report.settings import begin_stretch
 from report.trackers import TensorBoard
 from report.trajectories import write_step
 from report.writers import RunWriter, open_writer
+from runtime.files import InUseError, WriteError, append_line, say, sole_writer, whole_lines, write_whole
+from runtime.ranks import Ranks
+from startup import building
 from tests.builders import record, scored
 from tests.runs import metrics_row, write_run
 from tests.test_main import ROOT, metrics, numbers, run
@@ -176,7 +176,7 @@ def test_one_ranks_failure_ends_all_and_stops_further_writing():
 def test_a_log_on_a_full_disk_ends_the_run_with_one_line_and_status_two():
     with FULL.open("w") as full:
         words = ["main.py", "--config", "configs/tiny_cpu.json", "--run-dir", "/dev/null/never"]
-        code = f"import sys; sys.argv[1:] = {words[1:]!r}; import files, main; main._train = lambda *_: files.say('x')"
+        code = f"import sys; sys.argv[1:] = {words[1:]!r}; import main; main._train = lambda *_: main.say('x')"
         done = subprocess.run(
             [sys.executable, "-c", f"{code}; sys.exit(main.main())"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE,
             text=True,
@@ -262,7 +262,7 @@ def test_a_file_system_without_locks_is_said_and_any_other_trouble_is_an_error(t
 
 def test_a_killed_writer_lets_go_though_processes_that_it_started_live_on(tmp_path):
     code = (
-        "import subprocess, sys, time; from pathlib import Path; from files import sole_writer\n"
+        "import subprocess, sys, time; from pathlib import Path; from runtime.files import sole_writer\n"
         "with sole_writer(Path(sys.argv[1])):\n"
         "    subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL); print('held', flush=True); time.sleep(60)\n"
     )

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from building import plan_memory
 from config import load_config
 from modeling.forecast import MOST_TOKENS, OutOfMemory, forecast, micro_batch_tokens, naming_the_setting
 from rollout.cache import PagedCache
-from zero_settings import BUCKET_ELEMENTS
+from runtime.zero_settings import BUCKET_ELEMENTS
+from startup.building import plan_memory
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = ("train.max_tokens_per_micro_batch=8192", "model.gradient_checkpointing=true")

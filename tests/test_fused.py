@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
-import lora
 from config import LoraConfig
+from modeling import lora
 from modeling.fused import UnsupportedModel, check_addresses, decode_weights
 
 needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")

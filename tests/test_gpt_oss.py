@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import main as program
 from config import LossConfig, load_config
-from inputs import load_chat, load_tokenizer
 from modeling.packed_model import TokenLogprobModule
 from report.trajectories import read_step
+from startup.inputs import load_chat, load_tokenizer
 from tests.builders import record, scored
 from tests.conftest import make_model
 from tests.test_main import ROOT, SMALL, metrics

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
-import lora
 from config import LoraConfig
+from modeling import lora
 from modeling.attention import IMPLEMENTATION
 from modeling.experts import IMPLEMENTATION as EXPERTS
 from rollout.cache import PagedCache

@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 import pytest
 
-import groups
 from config import parse_config
-from groups import (
+from objectives import groups
+from objectives.groups import (
     by_prompt,
     count_reasons,
     equal_share,
@@ -20,7 +20,7 @@ from groups import (
 from rollout.records import StopReason
 from rollout.stats import RolloutStats
 from tests.builders import record, scored
-from tests.objectives import mutant
+from tests.oracle import mutant
 
 
 def step(*advantages: tuple[float, ...]):

@@ -10,11 +10,10 @@ import time
 
 import pytest
 
-import building
-import inputs
 import trainer
 from checkpoint import CheckpointStore
-from interruption import Interruption, Request
+from runtime.interruption import Interruption, Request
+from startup import building, inputs
 from tests.test_main import ROOT, metrics, run
 
 
@@ -99,7 +98,7 @@ def test_the_handlers_of_before_are_back_afterwards():
 
 def test_a_second_term_ends_the_process_at_once():
     code = (
-        "import os, signal\nfrom interruption import Interruption\n"
+        "import os, signal\nfrom runtime.interruption import Interruption\n"
         "with Interruption():\n    os.kill(os.getpid(), signal.SIGTERM)\n    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    print('still here')\n"
     )

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import lora
 from config import ConfigError, LoraConfig
 from main import main
+from modeling import lora
 from modeling.attention import IMPLEMENTATION
 from modeling.packed_model import TokenLogprobModule
 from tests.conftest import make_model

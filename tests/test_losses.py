@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from config import LossConfig
-from losses import clip_range, kl_penalty, policy_losses, row_means
+from objectives.losses import clip_range, kl_penalty, policy_losses, row_means
 
 POLICIES = ("dapo", "grpo", "dr_grpo", "gspo", "cispo")
 ROWS = torch.tensor([0, 0, 0, 1, 1, 3])  # row 2 has no token

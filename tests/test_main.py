@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import arguments
 import checkpoint
 import main as program
 from report.trajectories import read_step
+from startup import arguments
 
 ROOT = Path(__file__).parent.parent
 SMALL = [

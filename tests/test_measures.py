@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-import measures
-from measures import GapFigures, TokenColumns, gap_figures
+from objectives import measures
+from objectives.measures import GapFigures, TokenColumns, gap_figures
 from policy import init_distributed
-from tests.objectives import mutant
+from tests.oracle import mutant
 from tests.test_policy import CPU
 
 GAP = [0.0, 0.5, -0.25, 1.5, -0.75, 0.125]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from config import parse_config
-from minibatch import plan_updates
+from objectives.minibatch import plan_updates
 from rollout.records import StopReason
 from tests.builders import record, scored
 

@@ -8,11 +8,9 @@ import itertools
 import pytest
 import torch
 
-import corrections
-import losses
-import minibatch
 import update
-from tests.objectives import agrees, config, mutant, ours
+from objectives import corrections, losses, minibatch
+from tests.oracle import agrees, config, mutant, ours
 
 POLICIES = ("dapo", "grpo", "dr_grpo", "gspo", "cispo")
 IMPORTANCE = ("off", "token", "sequence", "token_mask", "sequence_mask")
@@ -76,7 +74,7 @@ def test_a_changed_term_is_noticed(module, text, replacement, settings, monkeypa
         loss_of = fresh.batch_loss
     elif module is minibatch:
         weigh = fresh.token_weights
-        monkeypatch.setattr("tests.objectives.token_budget", fresh.token_budget)
+        monkeypatch.setattr("tests.oracle.token_budget", fresh.token_budget)
     else:
         for name in ("policy_losses", "kl_penalty", "importance_weights"):
             if name in fresh.__dict__:

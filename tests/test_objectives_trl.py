@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("trl", reason="TRL is not installed; requirements-dev.txt names it")
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.objectives import ADVANTAGES, DRIFTS, LOG_RATIOS, LOGPROBS, MISMATCHES, config, ours
+from tests.oracle import ADVANTAGES, DRIFTS, LOG_RATIOS, LOGPROBS, MISMATCHES, config, ours
 
 WIDTH = max(map(len, LOGPROBS)) + 2  # places for "tool tokens", masked out
 

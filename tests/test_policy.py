@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import modeling.logprob
 from config import Config, parse_config
 from data import collate
-from minibatch import token_weights
+from objectives.minibatch import token_weights
 from policy import Policy, build_optimizer, init_distributed, register_rollout_engine
 from rollout.engine import RolloutEngine
 from tests.builders import record, scored

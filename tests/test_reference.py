@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from modeling.logprob import TokenLogprobs
-from reference import Reference
+from objectives.reference import Reference
 from tests.test_policy import CPU, make_policy, micro_batches, step
 from update import update
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import pytest
 
-from groups import SampledStep
+from objectives.groups import SampledStep
 from rollout.engine import RolloutRequest
 from tests.test_engine import (
     END,

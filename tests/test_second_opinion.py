@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from audit.second_opinion import MathVerify, MathVerifyError, second_opinions, stored_rows
 from report.trajectories import write_step
 from rollout.records import Scored, StopReason
-from second_opinion import MathVerify, MathVerifyError, second_opinions, stored_rows
 from tests.builders import record
 
 # Says right for "yes", wrong for "no", dies for "die", hangs for "hang".
@@ -85,7 +85,20 @@ def test_math_verify_grades_what_the_box_rule_leaves_out_and_survives_a_power_to
         grader.close()
 
 
+def test_the_process_starts_from_any_folder(tmp_path, monkeypatch):
+    fake = "parse = lambda text, parsing_timeout: text\nverify = lambda gold, said, timeout_seconds: gold == said\n"
+    (tmp_path / "math_verify.py").write_text(fake)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    grader = MathVerify()
+    try:
+        assert [grader(text, "7") for text in ("\\boxed{7}", "7")] == [True, False]
+    finally:
+        grader.close()
+
+
 def test_without_the_package_the_mend_is_named(monkeypatch):
-    monkeypatch.setattr("second_opinion.find_spec", lambda name: None)
+    monkeypatch.setattr("audit.second_opinion.find_spec", lambda name: None)
     with pytest.raises(MathVerifyError, match=r"pip install -r requirements-math\.txt"):
         MathVerify()

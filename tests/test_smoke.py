@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-import audit_loss
 import main as program
 import trainer
+from audit import losses
 from report.trajectories import read_step
 from reward import Grade, Reason
 from tests.test_main import ROOT, metrics
@@ -48,7 +48,7 @@ def test_three_steps_train_and_every_loss_equals_the_recomputed_one(tmp_path, mo
         if row["skipped"]:
             continue
         trained += 1
-        expected, _ = audit_loss.loss_of(read_step(tmp_path, row["step"]), config)
+        expected, _ = losses.loss_of(read_step(tmp_path, row["step"]), config)
         assert math.isclose(row["loss"], expected, rel_tol=1e-4, abs_tol=1e-6)
         assert row["ratio_error"] == 0.0
         assert row["mismatch_mean"] <= 0.01  # bf16's own noise at random weights: see benchmarks/RESULTS.md

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-import building
 from config import DataConfig
 from data import DataError, ResponseTokenBatch, load_problems
+from distillation.teacher import privileged, with_prompts
+from distillation.weights import Parked, Resident, RunningMean
 from modeling.divergence import Measure
 from policy import build_model
-from teacher import privileged, with_prompts
-from teacher_weights import Parked, Resident, RunningMean
+from startup import building
 from tests.builders import record, scored
-from tests.distillation import TINY, batches_of, leave_gradients, taught, train
+from tests.taught import TINY, batches_of, leave_gradients, taught, train
 from tests.test_policy import CPU, assert_equal_gradients, gradients, step
 from update import batch_loss
 

@@ -11,7 +11,7 @@ import pytest
 from config import ConfigError
 from report import trackers
 from report.trackers import Trackio, WeightsAndBiases, check_trackers, numbers, open_trackers
-from watch_config import LogConfig
+from settings.watch import LogConfig
 
 ROW = {"step": 3, "reward": 0.5, "skipped": False, "stops": {"answered": 7}, "name": "x"}
 

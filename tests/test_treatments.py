@@ -11,12 +11,12 @@ import pytest
 import main as program
 from config import ConfigError, load_config, parse_config
 from data import Problem
+from evaluation.treatments import BrokenTool, Treatment, choose_checkpoint, is_truncated, run_treatments, treated
 from policy import init_distributed
-from ranks import Ranks
 from rollout.records import StopReason
+from runtime.ranks import Ranks
 from tests.builders import record
 from tests.test_policy import CPU
-from treatments import BrokenTool, Treatment, choose_checkpoint, is_truncated, run_treatments, treated
 
 ROOT = Path(__file__).parent.parent
 CONFIG = parse_config({

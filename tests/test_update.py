@@ -12,9 +12,9 @@ import sys
 import pytest
 import torch
 
-from minibatch import plan_updates
-from tests.distillation import batches_of, taught
-from tests.distillation import leave_gradients as leave_distilled
+from objectives.minibatch import plan_updates
+from tests.taught import batches_of, taught
+from tests.taught import leave_gradients as leave_distilled
 from tests.test_policy import ROOT, assert_equal_gradients, gradients, make_policy, step
 from update import batch_loss, update
 

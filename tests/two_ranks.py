@@ -7,9 +7,9 @@ import sys
 import torch
 import torch.distributed as dist
 
-from minibatch import plan_updates
-from tests.distillation import batches_of, taught
-from tests.distillation import leave_gradients as leave_distilled
+from objectives.minibatch import plan_updates
+from tests.taught import batches_of, taught
+from tests.taught import leave_gradients as leave_distilled
 from tests.test_policy import gradients, make_policy, step
 from tests.test_update import OBJECTIVES, leave_gradients
 from update import update

@@ -21,9 +21,9 @@ import torch
 from config import UserError
 from data import ResponseTokenBatch
 from modeling.forecast import GIGABYTE, Memory
-from parts import Parts
 from reward import grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason
+from startup.parts import Parts
 
 GOLD_ROWS = 100
 SHOWN_TOKENS = 16  # of a prompt's end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schema import require
+from settings.schema import require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

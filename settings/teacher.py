@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from schema import require
+from settings.schema import require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,8 +16,8 @@ import torch
 
 from config import Config, parse_config
 from data import ResponseTokenBatch
-from minibatch import token_budget, token_weights
 from modeling.logprob import TokenLogprobs
+from objectives.minibatch import token_budget, token_weights
 from rollout.records import Scored, StopReason
 from tests.builders import record, scored
 from update import batch_loss

@@ -1,8 +1,8 @@
 """`main.py audit RUN`: recomputes what a run recorded from its stored trajectories alone, and re-runs its tool calls.
 
-Deliberately separate code: it imports neither reward.py nor data.py nor losses.py, and restates their rules in the
+Deliberately separate code: it imports neither reward.py nor data.py nor objectives/, and restates their rules in the
 plainest way, so that a fault in one place shows as a disagreement; only the file readers are shared. Per step: every
-reward from the tokens, every advantage from the rewards, every loss that needs no model (audit_loss.py) from
+reward from the tokens, every advantage from the rewards, every loss that needs no model (audit/losses.py) from
 advantages and token counts, whether a step was rightly skipped. Per call: status and text from a fresh run with its
 seed. What cannot be recomputed is said.
 """
@@ -18,10 +18,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import audit_loss
-from files import json_lines
+from audit import losses
 from report.settings import Stretch, stretches
 from report.trajectories import read_step, stored_steps
+from runtime.files import json_lines
 
 Row = dict[str, Any]
 
@@ -95,25 +95,25 @@ def _reward(row: Row, right: bool, tool_bonus: float) -> float:
 
 def _loss_results(config: Row, metrics: Row, rows: list[Row]) -> Iterator[tuple[str | None, str | None]]:
     """(disagreement or None, reason why it was not recomputed or None) for each update of a step."""
-    updates = audit_loss.dealt(rows, config)
+    updates = losses.dealt(rows, config)
     if metrics["skipped"]:
         if updates:
             yield "was skipped, but has groups with a spread", None
         return
-    recorded = audit_loss.recorded(metrics)
+    recorded = losses.recorded(metrics)
     if len(recorded) != len(updates):
         yield f"made {len(recorded)} updates, recomputed {len(updates)}", None
         return
     for index, (loss, members) in enumerate(zip(recorded, updates, strict=True)):
-        why = audit_loss.unstored(config)
+        why = losses.unstored(config)
         if loss is None:
             why = "it was not finite; see bad_steps/"
-        elif not audit_loss.has_unit_ratios(index, config):
+        elif not losses.has_unit_ratios(index, config):
             why = "later updates of a rollout need the log-probabilities of moved weights, which are not stored"
         if why or loss is None:
             yield None, why
             continue
-        expected, size = audit_loss.loss_of(members, config)
+        expected, size = losses.loss_of(members, config)
         slack = size * metrics["mismatch_max"] if config["loss"]["policy"] == "cispo" else 0.0
         differs = not math.isclose(loss, expected, rel_tol=1e-4, abs_tol=1e-6 + slack)
         yield (f"loss is {loss}, recomputed {expected}" if differs else None), None
@@ -122,7 +122,7 @@ def _loss_results(config: Row, metrics: Row, rows: list[Row]) -> Iterator[tuple[
 def _advantages(members: list[Row], config: Row) -> list[float]:
     if len(members) == 1:
         return [0.0]  # nothing to compare with
-    rewards = [audit_loss.shaped_reward(row, config) for row in members]
+    rewards = [losses.shaped_reward(row, config) for row in members]
     mean = sum(rewards) / len(rewards)
     deviation = math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards))
     divisor = deviation if config["reward"]["scale"] == "std" and deviation > 0 else 1.0

@@ -16,9 +16,9 @@ from typing import Any
 
 import checkpoint
 from config import Config, ConfigError, load_config
-from evaluation import Evaluation, Problem, eval_sampling, results
-from ranks import Ranks
+from evaluation.scores import Evaluation, Problem, eval_sampling, results
 from rollout.records import RolloutRecord, SamplingConfig
+from runtime.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def is_truncated(config: Config) -> bool:
 
 
 def run_treatments(treatments: Mapping[str, Treatment], step: int, ranks: Ranks) -> dict[str, Any]:
-    """Samples the problems that fit under every treatment, so that differences are paired: `evaluation.results`.
+    """Samples the problems that fit under every treatment, so that differences are paired: `scores.results`.
 
     Collective; every rank gets the same result.
     """

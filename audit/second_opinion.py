@@ -1,7 +1,7 @@
 """`main.py audit RUN --math-verify`: where the math-verify package would have graded otherwise.
 
 math-verify evaluates what a model wrote, so it can hang, exhaust memory or crash. It therefore runs in a process of
-its own (this file, run as a script), which is killed when an answer takes too long and replaced for the next. Its word
+its own (this file, run as a module), which is killed when an answer takes too long and replaced for the next. Its word
 is an opinion: rewards come from reward.py alone, whose rule is stricter (a box, no algebra, no units).
 """
 
@@ -20,6 +20,7 @@ from typing import Any
 from config import UserError
 from report.trajectories import read_step, stored_steps
 
+ROOT = Path(__file__).parent.parent  # from where the other process finds this module
 SECONDS = 5.0  # for one answer; the first also pays the imports
 START_SECONDS = 60.0
 MEMORY_BYTES = 4 << 30  # of the process's address space
@@ -39,7 +40,7 @@ class MathVerify:
         """command: what answers one line {"right": ...} for each line {"text", "answer"}; default: this file."""
         if command is None and find_spec("math_verify") is None:
             raise MathVerifyError("math-verify is not installed; pip install -r requirements-math.txt")
-        self._command = command or [sys.executable, __file__]
+        self._command = command or [sys.executable, "-m", __name__]
         self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
         self.restarts = 0
@@ -73,7 +74,7 @@ class MathVerify:
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from config import UserError
-from files import write_whole
+from runtime.files import write_whole
 from update import Batches, UpdateStats
 
 

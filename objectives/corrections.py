@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from config import LossConfig
-from losses import row_sums
+from objectives.losses import row_sums
 
 LOG_RATIO_BOUND = 20.0  # keeps exp() finite in fp32; a ratio past e^20 is truncated or masked by any sensible bound
 

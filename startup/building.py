@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from config import Config, ConfigError
-from files import say
+from runtime.files import say
 
 
 def start_tool(config: Config, rank: int) -> Any:
@@ -56,18 +56,18 @@ def build_policy(
 
 
 def build_teacher(config: Config, policy: Any, device: Any) -> Any:
-    """The `teacher.Teacher` that loss.distill_weight asks for, or None."""
+    """The `distillation.teacher.Teacher` that loss.distill_weight asks for, or None."""
     if config.loss.distill_weight == 0:
         return None
     import torch
 
-    import lora
-    import teacher_weights as places
+    from distillation import weights as places
+    from distillation.teacher import TEACHER_MEAN, Teacher
+    from modeling import lora
     from modeling.divergence import Measure
     from modeling.fused import can_fuse
     from modeling.packed_model import PredictingStates
     from policy import build_model
-    from teacher import TEACHER_MEAN, Teacher
 
     told, host, implementation = config.teacher, torch.device("cpu"), config.model.attn_implementation
     temperature = config.rollout.temperature if told.temperature is None else told.temperature
@@ -152,9 +152,9 @@ def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any,
 
 def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any) -> dict[str, Any]:
     """For each treatment of the tool an engine over one frozen model; no optimizer, no DeepSpeed engine."""
+    from evaluation.treatments import BrokenTool, is_truncated
     from modeling.loading import build_model
     from policy import init_distributed
-    from treatments import BrokenTool, is_truncated
 
     init_distributed(device)
     config = next(iter(configs.values()))
@@ -171,8 +171,8 @@ def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: b
 
     Where the device refuses to capture, eager decoding too, with a warning (rollout/fallback.py).
     """
+    from evaluation.treatments import is_truncated
     from rollout.decoder import EagerDecoder
-    from treatments import is_truncated
 
     eager = EagerDecoder(model, cache, config.model.attn_implementation)
     if device.type != "cuda" or not (graphs and config.rollout.cuda_graphs):

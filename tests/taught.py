@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from building import build_teacher
-from minibatch import plan_updates
+from objectives.minibatch import plan_updates
+from startup.building import build_teacher
 from tests.test_policy import CPU, make_policy, step
 from update import batch_loss, update
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from config import Config, ConfigError, ModelConfig, UserError, with_defaults
-from files import say
-from schema import differences, read_json
+from runtime.files import say
+from settings.schema import differences, read_json
 
 FIXED_BY_THE_CURSOR = (
     "data.path", "data.shuffle", "train.seed", "rollout.trajectories_per_step", "rollout.samples_per_prompt",
@@ -27,7 +27,7 @@ FIXED_BY_THE_OPTIMIZER = (
 def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     """The checkpoint to resume from. A folder that holds a run is never overwritten."""
     from checkpoint import CheckpointError, newest
-    from teacher import TEACHER_MEAN
+    from distillation.teacher import TEACHER_MEAN
 
     if run_dir.exists() and not run_dir.is_dir():
         raise ConfigError("--run-dir", str(run_dir), "is a file; name a folder")
@@ -144,7 +144,7 @@ def add_teacher_prompts(config: Config, chat: Any, data: Any, shape: Any) -> Any
 
     shape: the teacher's Hugging Face config
     """
-    from teacher import privileged
+    from distillation.teacher import privileged
 
     template = config.teacher.privilege
     if config.loss.distill_weight == 0 or not template:
@@ -168,7 +168,7 @@ def _say(text: str) -> None:
 
 def check_model(config: Config) -> Any:
     """The model's shape, from its config.json alone."""
-    import lora
+    from modeling import lora
 
     lora.check_available(config.lora)
     shape = _shape("model.path", config.model, config.rollout.context_length)

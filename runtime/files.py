@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from schema import UserError
+from settings.schema import UserError
 
 RESUME = "free space or make it writable, then go on with --resume"
 OUT = "free space, or name another file with --out"

@@ -12,7 +12,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from minibatch import Update
+from objectives.minibatch import Update
 
 
 def by_line(updates: Sequence[Update], entropies: Sequence[Tensor]) -> dict[tuple[int, ...], list[float]]:

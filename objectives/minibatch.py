@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from config import Config, RolloutConfig
 from data import ResponseTokenBatch, collate
-from groups import by_prompt, is_equal
+from objectives.groups import by_prompt, is_equal
 from rollout.records import Scored, StopReason
 
 CUT = frozenset({StopReason.TURN_TOKENS, StopReason.CONTEXT_FULL})  # ran out of tokens

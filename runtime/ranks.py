@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from files import DamageError, WriteError
+from runtime.files import DamageError, WriteError
 
 
 class Ranks:

@@ -1,8 +1,8 @@
 """The loss part of the audit: what a step's losses must have been, from stored trajectories and settings alone.
 
-Separate from losses.py, minibatch.py and groups.py on purpose. Where every ratio is 1 (the first update of a rollout;
-with loss.old_policy "update" every one) a loss is a weighted mean of advantages and needs no model; cispo's also holds
-the log-probabilities, for which the recorded ones stand in, to within the step's mismatch. What needs other
+Separate from objectives/ on purpose. Where every ratio is 1 (the first update of a rollout; with loss.old_policy
+"update" every one) a loss is a weighted mean of advantages and needs no model; cispo's also holds the
+log-probabilities, for which the recorded ones stand in, to within the step's mismatch. What needs other
 log-probabilities, which are not stored, is named by `unstored` and `has_unit_ratios`, not passed over.
 """
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from schema import require
+from settings.schema import require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossConfig:
-    """Formulas and sources: losses.py, corrections.py, groups.py; denominators: minibatch.py."""
+    """Formulas and sources: losses, corrections and groups in objectives/; denominators: its minibatch.py."""
 
     policy: Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo"] = "dapo"
     clip_low: float | None = None  # ratios are clipped below 1 - clip_low; None: 0.2, gspo 3e-4, cispo 1
