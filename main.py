@@ -146,25 +146,29 @@ def _evaluate(words: Sequence[str]) -> int:
     from runtime.ranks import Ranks
 
     args = arguments.evaluate_parser().parse_args(words)
-    config, step, out = choose_checkpoint(args.config, args.set, args.checkpoint, args.run_dir, args.out)
-    tokenizer, shape = inputs.load_tokenizer(config), inputs.check_model(config)
+    chosen = choose_checkpoint(args.config, args.set, args.checkpoint, args.run_dir, args.out)
+    config, adapters = chosen.config, chosen.adapters
+    tokenizer, shape = inputs.load_tokenizer(config), inputs.check_model(config, adapters)
     rank = int(os.environ.get("RANK", "0"))
     configs = {name: treated(config, name) for name in args.tools}
     chats = {name: inputs.load_chat(settings, tokenizer) for name, settings in configs.items()}
     data = {name: inputs.load_data(configs[name], chat, config.eval.path, once=True) for name, chat in chats.items()}
     tool = building.start_tool(config, rank) if "on" in args.tools else None
     try:
-        sample = building.build_samplers(configs, shape, building.device_of(config), chats, tool)
+        sample = building.build_samplers(configs, shape, building.device_of(config), chats, tool, adapters)
         found = run_treatments({
             name: Treatment(configs[name], data[name].problems, data[name].prompts, sample[name], chat.answer)
             for name, chat in chats.items()
-        }, step, Ranks())  # fmt: skip
+        }, chosen.step, Ranks())  # fmt: skip
     finally:
         if tool:
             tool.close()
     if rank == 0:
-        write_results(out, found, OUT)
-        print("\n".join(report_lines(found)) + f"\nwritten to {out}")
+        if adapters:
+            found["settings"]["adapters"] = str(adapters)
+            say(f"{config.model.path} with the LoRA adapters of {adapters}")
+        write_results(chosen.out, found, OUT)
+        print("\n".join(report_lines(found)) + f"\nwritten to {chosen.out}")
     return 0
 
 
@@ -226,11 +230,11 @@ def _replay(words: Sequence[str]) -> int:
     run_dir = inputs.run_folder(args.run)
     row = replay.pick(run_dir, args.step, args.sample)
     config = parse_config(settings_of(run_dir, args.step))
-    weights = replay.weights_before(config.model, run_dir, row["policy_step"])
-    tokenizer, shape = inputs.load_tokenizer(config), inputs.check_model(config)
+    weights, adapters = replay.weights_before(config.model, run_dir, row["policy_step"])
+    tokenizer, shape = inputs.load_tokenizer(config), inputs.check_model(config, adapters)
     chat, tool = inputs.load_chat(config, tokenizer), building.start_tool(config, rank=0)
     try:
-        model = build_model(weights, config.train.seed, building.device_of(config))
+        model = build_model(weights, config.train.seed, building.device_of(config), adapters)
         again = building.build_again(config, shape, model, chat, tool, sampling_of(config))
         result = replay.replay(row, again.sample, again.force, tokenizer.decode)
     finally:

@@ -86,10 +86,20 @@ def run_treatments(treatments: Mapping[str, Treatment], step: int, ranks: Ranks)
     return results(first.config, evaluations, step)
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What `main.py evaluate` shall evaluate."""
+
+    config: Config
+    adapters: Path | None  # folder of LoRA adapters on config.model
+    step: int  # steps trained
+    out: Path  # where to write
+
+
 def choose_checkpoint(
     config: str | None, overrides: Sequence[str], model: str | None, run: str | None, out: str | None
-) -> tuple[Config, int, Path]:
-    """What `main.py evaluate` shall evaluate, from its arguments: settings, steps trained, where to write.
+) -> Candidate:
+    """From the arguments of `main.py evaluate`. Adapters sit on the base that they name, unless `overrides` name one.
 
     The step decides the noise, so that a checkpoint scores here as it scored during its run. Raises ConfigError.
     """
@@ -100,11 +110,26 @@ def choose_checkpoint(
         folder = checkpoint.find_latest(Path(run))
         if folder is None:
             raise ConfigError("--run-dir", run, "holds no complete checkpoint; train first, or name --checkpoint")
-    chosen = [f"model.path={folder}", "model.tokenizer_path=", "model.random_weights=false"] if folder else []
+    adapters = folder if folder and (folder / "adapter_config.json").exists() else None
+    chosen: list[str] = []
+    if adapters:
+        chosen = _on_base(adapters)
+    elif folder:
+        chosen = [f"model.path={folder}", "model.tokenizer_path=", "model.random_weights=false"]
     settings = load_config(config or Path(str(run)) / "config.json", [*chosen, *overrides])
     if not settings.eval.path:
         raise ConfigError("eval.path", "", "name the problems, e.g. --set eval.path=data/aime_2024.jsonl")
     state = folder / "state.json" if folder else None
     step = json.loads(state.read_text())["step"] if state and state.exists() else 0
     default = Path(run) / f"evaluations/step_{step}_tools.json" if run else Path("runs/evaluation.json")
-    return settings, step, Path(out) if out else default
+    return Candidate(settings, adapters, step, Path(out) if out else default)
+
+
+def _on_base(adapters: Path) -> list[str]:
+    """Settings of the base that adapters name (they need not), and of the tokenizer where one was saved beside them."""
+    try:
+        base = json.loads((adapters / "adapter_config.json").read_text())["base_model_name_or_path"]
+    except (ValueError, KeyError) as error:
+        raise ConfigError("adapters", str(adapters), "adapter_config.json cannot be read; write it anew") from error
+    tokenizer = [f"model.tokenizer_path={adapters}"] if (adapters / "tokenizer_config.json").exists() else []
+    return [*([f"model.path={base}"] if base else []), *tokenizer]

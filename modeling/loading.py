@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from config import ModelConfig
-from modeling import attention, experts
+from modeling import attention, experts, lora
 from modeling.fused import can_fuse
 from modeling.quantized import forget_quantization, loading_options
 from modeling.routing import watch
@@ -16,8 +18,13 @@ from modeling.shapes import shape_source
 transformers_logging.disable_progress_bar()
 
 
-def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrainedModel:
-    """The model on its device; random weights are seeded by `seed` and disturb no random state."""
+def build_model(
+    config: ModelConfig, seed: int, device: torch.device, adapters: Path | None = None
+) -> PreTrainedModel:  # fmt: skip
+    """The model on its device; random weights are seeded by `seed` and disturb no random state.
+
+    adapters: folder of LoRA adapters to sample through. Raises ConfigError where they are not this model's.
+    """
     dtype = getattr(torch, config.dtype)
     ours = {"attn_implementation": attention.IMPLEMENTATION, "experts_implementation": experts.IMPLEMENTATION}
     shape = AutoConfig.from_pretrained(shape_source(config))
@@ -35,4 +42,6 @@ def build_model(config: ModelConfig, seed: int, device: torch.device) -> PreTrai
 
         fuse(model)
     watch(model)
+    if adapters:
+        lora.load_adapters(model, adapters)
     return model

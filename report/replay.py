@@ -49,21 +49,19 @@ def pick(run_dir: Path, step: int, sample: int) -> Row:
     return rows[sample]
 
 
-def weights_before(model: ModelConfig, run_dir: Path, policy_step: int) -> ModelConfig:
-    """Where the weights lie that had taken `policy_step` steps; model: the run's, those of step 0.
+def weights_before(model: ModelConfig, run_dir: Path, policy_step: int) -> tuple[ModelConfig, Path | None]:
+    """Where the weights lie that had taken `policy_step` steps, and the LoRA adapters on them if any.
 
+    model: the run's, whose weights are those of step 0, and in a run with adapters of every step
     Raises ReplayError where no checkpoint was kept at that step, naming the steps that can be replayed.
     """
     if policy_step == 0:
-        return model
+        return model, None
     folder = run_dir / "checkpoints" / f"step_{policy_step}"
-    if (folder / "adapter_config.json").exists():
-        raise ReplayError(
-            f"--step={policy_step + 1}: {folder} holds LoRA adapters alone, which are not replayed; "
-            "can be replayed: 1 (before them)"
-        )
     if (folder / "state.json").exists():
-        return dataclasses.replace(model, path=str(folder), random_weights=False)
+        if (folder / "adapter_config.json").exists():
+            return model, folder
+        return dataclasses.replace(model, path=str(folder), random_weights=False), None
     made = (path.parent.name.removeprefix("step_") for path in (run_dir / "checkpoints").glob("step_*/state.json"))
     able = sorted(({1} | {int(step) + 1 for step in made}) & set(stored_steps(run_dir)))
     raise ReplayError(

@@ -36,7 +36,9 @@ def evaluate_parser() -> argparse.ArgumentParser:
         "the prompt, one turn) and broken (every call fails), and compares the first with the others.",
     )
     _add_config(parser, required=False)
-    parser.add_argument("--checkpoint", metavar="DIR", help="model folder; default: model.path")
+    parser.add_argument(
+        "--checkpoint", metavar="DIR", help="model folder, or one of LoRA adapters; default: model.path"
+    )
     parser.add_argument(
         "--run-dir", metavar="RUN", help="take the newest checkpoint of RUN and, without --config, its config"
     )

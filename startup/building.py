@@ -150,15 +150,18 @@ def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any,
     )
 
 
-def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any) -> dict[str, Any]:
-    """For each treatment of the tool an engine over one frozen model; no optimizer, no DeepSpeed engine."""
+def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any, adapters: Any) -> dict[str, Any]:
+    """For each treatment of the tool an engine over one frozen model; no optimizer, no DeepSpeed engine.
+
+    adapters: folder of LoRA adapters on it, or None
+    """
     from evaluation.treatments import BrokenTool, is_truncated
     from modeling.loading import build_model
     from policy import init_distributed
 
     init_distributed(device)
     config = next(iter(configs.values()))
-    model = build_model(config.model, config.train.seed, device).eval()
+    model = build_model(config.model, config.train.seed, device, adapters).eval()
     cache = build_cache(config, shape, model, device)
     decoder = build_decoder(config, model, cache, device, graphs=not is_truncated(config))
     tools = {"on": tool, "off": None, "broken": BrokenTool()}

@@ -166,11 +166,13 @@ def _say(text: str) -> None:
         say(text)
 
 
-def check_model(config: Config) -> Any:
-    """The model's shape, from its config.json alone."""
+def check_model(config: Config, adapters: Path | None = None) -> Any:
+    """The model's shape, from its config.json alone. adapters: folder of LoRA adapters to be sampled through."""
     from modeling import lora
 
     lora.check_available(config.lora)
+    if adapters:
+        lora.check_readable(adapters)
     shape = _shape("model.path", config.model, config.rollout.context_length)
     experts = getattr(shape, "num_local_experts", 0)
     if config.model.router_replay and not experts:
@@ -255,8 +257,10 @@ def _from_hub(name: str, path: str, loader: Any) -> Any:
     if not folder and not hub_name:
         raise ConfigError(name, path, "is neither a folder nor a hub name of the form organisation/model")
     if loader is not AutoTokenizer and (Path(path) / "adapter_config.json").exists():
-        raise ConfigError(name, path, "holds LoRA adapters and no model; merge them into their base with peft's "
-                          "merge_and_unload, save that, and name its folder")  # fmt: skip
+        raise ConfigError(
+            name, path, "holds LoRA adapters and no model; score them with main.py evaluate --checkpoint, or merge "
+            "them into their base with peft's merge_and_unload, save that, and name its folder",
+        )  # fmt: skip
     try:
         return loader.from_pretrained(path)
     except (OSError, ValueError) as error:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from config import ConfigError, LoraConfig
+from config import ConfigError, LoraConfig, ModelConfig
 from main import main
 from modeling import lora
 from modeling.attention import IMPLEMENTATION
+from modeling.loading import build_model
 from modeling.packed_model import TokenLogprobModule
 from tests.conftest import make_model
 from tests.test_main import ROOT, metrics, run
-from tests.test_policy import make_policy, micro_batches, step
+from tests.test_policy import CPU, make_policy, micro_batches, step
 from tests.test_routing import batch_of, sampled
 from update import update
 
@@ -123,11 +125,73 @@ def test_a_run_samples_as_it_trains(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "checkpoints/step_3"
     assert json.loads((folder / "adapter_config.json").read_text())["r"] == 4
     assert not (folder / "model.safetensors").exists()
-    assert main(["evaluate", "--run-dir", str(tmp_path), "--set", "eval.path=models/tiny_qwen3/problems.jsonl"]) == 2
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert "holds LoRA adapters and no model; merge them" in message
     assert run(tmp_path, "lora.rank=8", resume=True) == 2
     assert "lora.rank=8: was 4" in (message := capsys.readouterr().err) and "model.path=" not in message
+    assert main(["replay", str(tmp_path), "--step", "3", "--sample", "5"]) == 0  # through the adapters of step 2
+    assert "bit-exact" in capsys.readouterr().out
+    assert run(tmp_path / "another", f"model.path={folder}") == 2
+    assert "holds LoRA adapters and no model; score them with main.py evaluate" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapters")
+    policy = trained_policy(steps=1)
+    policy.save_pretrained(folder)
+    return policy.model, folder
+
+
+@needs_peft
+def test_adapters_read_onto_their_base_are_those_that_were_trained(adapters):
+    trained, folder = adapters
+    base = ModelConfig(path=str(ROOT / "models/tiny_qwen3"), dtype="float32")
+    read = build_model(base, 0, CPU, folder)
+    assert isinstance(read.model.layers[0].mlp.up_proj, peft_layer()), "unmerged"
+    there = dict(read.named_parameters())
+    assert there.keys() == dict(trained.named_parameters()).keys()
+    assert all(torch.equal(there[name], parameter) for name, parameter in trained.named_parameters())
+
+
+def peft_layer():
+    from peft.tuners.lora import Linear
+
+    return Linear
+
+
+@needs_peft
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "lack adapter_model.safetensors"),
+        (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"half a fi"), "do not go onto"),
+        (lambda folder: settings_in(folder, r=8), "were made for another model"),
+        (
+            lambda folder: settings_in(folder, target_modules=["q_a_proj"]),
+            "do not go onto .*tiny_qwen3: Target modules",
+        ),
+        (lambda folder: settings_in(folder, peft_type="LOHA"), "are .*LOHA and not LoRA"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{"), "adapter_config.json"),
+    ],
+)
+def test_adapters_that_do_not_fit_are_refused_in_one_line(adapters, tmp_path, damage, words):
+    folder = tmp_path / "damaged"
+    shutil.copytree(adapters[1], folder)
+    damage(folder)
+    with pytest.raises(ConfigError, match=rf"adapters='.*damaged': .*{words}") as raised:
+        lora.check_readable(folder)
+        build_model(ModelConfig(path=str(ROOT / "models/tiny_qwen3")), 0, CPU, folder)
+    assert "\n" not in str(raised.value)
+
+
+def settings_in(folder, **changes):
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_adapters_ask_for_the_package_that_reads_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"are read by the package peft; pip install -r requirements-lora"):
+        lora.check_readable(tmp_path)
 
 
 @needs_peft

@@ -109,11 +109,10 @@ def test_weights_come_from_the_model_or_the_checkpoint_before_the_step(tmp_path)
         if complete:
             (folder / "state.json").write_text("{}")
     model = ModelConfig(path="models/m", random_weights=True)
-    assert weights_before(model, tmp_path, 0) is model
-    later = weights_before(model, tmp_path, 2)
-    assert (later.path, later.random_weights) == (str(tmp_path / "checkpoints/step_2"), False)
+    assert weights_before(model, tmp_path, 0) == (model, None)
+    later, adapters = weights_before(model, tmp_path, 2)
+    assert (later.path, later.random_weights, adapters) == (str(tmp_path / "checkpoints/step_2"), False, None)
     with pytest.raises(ReplayError, match="no such checkpoint; can be replayed: 1, 3 "):
         weights_before(model, tmp_path, 1)
     (tmp_path / "checkpoints/step_2/adapter_config.json").write_text("{}")
-    with pytest.raises(ReplayError, match=r"--step=3: .*holds LoRA adapters alone.* can be replayed: 1"):
-        weights_before(model, tmp_path, 2)
+    assert weights_before(model, tmp_path, 2) == (model, tmp_path / "checkpoints/step_2"), "adapters on the run's base"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from policy import init_distributed
 from rollout.records import StopReason
 from runtime.ranks import Ranks
 from tests.builders import record
+from tests.test_main import SMALL
 from tests.test_policy import CPU
 
 ROOT = Path(__file__).parent.parent
+needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
 CONFIG = parse_config({
     "model": {"path": "m"}, "data": {"path": "d"}, "eval": {"path": "e.jsonl", "samples_per_prompt": 2},
 })  # fmt: skip
@@ -77,18 +80,64 @@ def run_folder(tmp_path):
 
 
 def test_a_run_gives_its_newest_checkpoint_its_config_and_its_step(run_folder):
-    config, step, out = choose_checkpoint(None, [], None, str(run_folder), None)
-    assert config.model.path == str(run_folder / "checkpoints/step_3")
-    assert (config.eval, step, out) == (CONFIG.eval, 3, run_folder / "evaluations/step_3_tools.json")
+    chosen = choose_checkpoint(None, [], None, str(run_folder), None)
+    assert chosen.config.model.path == str(run_folder / "checkpoints/step_3")
+    assert (chosen.config.eval, chosen.adapters, chosen.step) == (CONFIG.eval, None, 3)
+    assert chosen.out == run_folder / "evaluations/step_3_tools.json"
 
 
 def test_a_checkpoint_and_overrides_may_be_named(run_folder):
     path = str(ROOT / "configs/tiny_cpu.json")
     folder = str(run_folder / "checkpoints/step_3")
-    config, step, out = choose_checkpoint(path, ["eval.path=x.jsonl"], folder, None, "o.json")
-    assert (config.model.path, config.eval.path, step, out) == (folder, "x.jsonl", 3, Path("o.json"))
-    config, step, out = choose_checkpoint(path, ["eval.path=x.jsonl"], None, None, None)
-    assert (config.model, step, out) == (load_config(path).model, 0, Path("runs/evaluation.json"))
+    chosen = choose_checkpoint(path, ["eval.path=x.jsonl"], folder, None, "o.json")
+    assert (chosen.config.model.path, chosen.config.eval.path) == (folder, "x.jsonl")
+    assert (chosen.step, chosen.out) == (3, Path("o.json"))
+    chosen = choose_checkpoint(path, ["eval.path=x.jsonl"], None, None, None)
+    assert (chosen.config.model, chosen.step) == (load_config(path).model, 0)
+    assert chosen.out == Path("runs/evaluation.json")
+
+
+def test_adapters_sit_on_the_base_that_they_name_unless_the_command_names_one(run_folder):
+    folder = run_folder / "checkpoints/step_3"
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
+    (folder / "tokenizer_config.json").write_text("{}")
+    path, problems = str(ROOT / "configs/tiny_cpu.json"), "eval.path=x.jsonl"
+    of_run = choose_checkpoint(None, ["model.random_weights=true"], None, str(run_folder), None)
+    named = choose_checkpoint(path, [problems], str(folder), None, None)
+    moved = choose_checkpoint(path, [problems, "model.path=new/place"], str(folder), None, None)
+    assert [chosen.config.model.path for chosen in (of_run, named, moved)] == ["base", "base", "new/place"]
+    for chosen in (of_run, named, moved):
+        assert (chosen.adapters, chosen.step, chosen.config.model.tokenizer_path) == (folder, 3, str(folder))
+    assert of_run.config.model.random_weights, "as the run had it"
+    (folder / "adapter_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"adapters='.*step_3': adapter_config.json cannot be read"):
+        choose_checkpoint(None, [], None, str(run_folder), None)
+
+
+CHANGED = [
+    "train.steps=1",
+    "train.learning_rate=0.02",
+    "train.check=false",
+    "eval.every=1",
+    "eval.samples_per_prompt=4",
+]
+
+
+@pytest.mark.parametrize("config", ["tiny_cpu", "tiny_gpt_oss_cpu"])
+@pytest.mark.parametrize("rank", [0, pytest.param(4, marks=needs_peft)])
+def test_a_runs_newest_checkpoint_scores_as_it_scored_inside_the_run(monkeypatch, tmp_path, config, rank):
+    monkeypatch.chdir(ROOT)
+    lines = (ROOT / "models/tiny_qwen3/problems_heldout.jsonl").read_text().splitlines()[:8]
+    (tmp_path / "problems.jsonl").write_text("\n".join(lines))
+    settings = [*SMALL, *CHANGED, f"eval.path={tmp_path}/problems.jsonl", f"lora.rank={rank}"]
+    run = tmp_path / "run"
+    assert program.main(["--config", f"configs/{config}.json", "--run-dir", str(run), "--set", *settings]) == 0
+    assert program.main(["evaluate", "--run-dir", str(run)]) == 0
+    inside, after = (json.loads((run / f"evaluations/step_1{name}.json").read_text()) for name in ("", "_tools"))
+    assert inside["scores"] == after["scores"] and inside["problems"] == after["problems"]
+    folder, base = str(run / "checkpoints/step_1"), load_config(f"configs/{config}.json").model.path
+    named = {"model": base, "adapters": folder} if rank else {"model": folder}
+    assert inside["settings"] | named == after["settings"]
 
 
 @pytest.mark.parametrize(
