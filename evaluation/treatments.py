@@ -126,7 +126,7 @@ def choose_checkpoint(
 
 
 def _on_base(adapters: Path) -> list[str]:
-    """Settings of the base that adapters name (they need not), and of the tokenizer where one was saved beside them."""
+    """Settings of the base that adapters name (they need not), and of a tokenizer saved beside them."""
     try:
         base = json.loads((adapters / "adapter_config.json").read_text())["base_model_name_or_path"]
     except (ValueError, KeyError) as error:

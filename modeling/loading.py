@@ -34,7 +34,7 @@ def build_model(
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(shape, dtype=dtype, **ours)
     else:
-        ours |= loading_options(shape)
+        ours |= loading_options(shape, device)
         model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype, **ours)
         model = model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` without its signature
     if can_fuse(model.config, device):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import PretrainedConfig
 from transformers.utils.quantization_config import Mxfp4Config
 
@@ -21,9 +22,15 @@ def check_quantization(shape: PretrainedConfig) -> None:
         )
 
 
-def loading_options(shape: PretrainedConfig) -> dict[str, Any]:
-    """What `from_pretrained` must be told beside the dtype."""
-    return {"quantization_config": Mxfp4Config(dequantize=True)} if _method(shape) == "mxfp4" else {}
+def loading_options(shape: PretrainedConfig, device: torch.device) -> dict[str, Any]:
+    """What `from_pretrained` must be told beside the dtype.
+
+    Packed weights are unpacked tensor by tensor where they will stay. In host memory every rank of a host would hold
+    the whole model unpacked (42 GB at 20B); weights that need no unpacking are mapped from the file and never copied.
+    """
+    if _method(shape) != "mxfp4":
+        return {}
+    return {"quantization_config": Mxfp4Config(dequantize=True), "device_map": {"": device}}
 
 
 def forget_quantization(shape: PretrainedConfig) -> None:

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, GptOssConfig, GptOssForCausalLM, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, Qwen3Config
 
 from config import ModelConfig
 from modeling.quantized import check_quantization, loading_options
@@ -71,12 +71,34 @@ def test_g15_packed_weights_load_as_the_bf16_values_they_stand_for_and_take_grad
     folder, values = packed
     shape = AutoConfig.from_pretrained(folder)
     check_quantization(shape)
-    assert loading_options(shape)["quantization_config"].dequantize  # kernels for packed weights may be installed
+    assert loading_options(shape, CPU)["quantization_config"].dequantize  # kernels for packed weights may be installed
     model = build(folder)
     for name, value in values.items():
         parameter = model.get_parameter(name)
         assert parameter.dtype == torch.bfloat16 and parameter.requires_grad
         assert torch.equal(parameter.float(), value)  # four bits times a power of two: bf16 holds them exactly
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="unpacks on a CUDA device")
+def test_packed_weights_are_unpacked_on_the_device_to_the_same_bits(packed):
+    device = torch.device("cuda", 0)
+    there, here = (build_model(ModelConfig(path=str(packed[0])), 0, where).state_dict() for where in (device, CPU))
+    assert all(torch.equal(there[name].cpu(), value) for name, value in here.items())
+    assert {value.device for value in there.values()} == {device}
+
+
+def test_packed_weights_are_unpacked_where_they_stay_and_others_are_mapped_from_the_file(packed, monkeypatch):
+    """Else each rank of a host would hold a whole unpacked model in its memory."""
+    load, asked = AutoModelForCausalLM.from_pretrained, []
+    monkeypatch.setattr(
+        AutoModelForCausalLM, "from_pretrained", lambda path, **options: asked.append(options) or load(path, **options)
+    )
+    build(packed[0])
+    assert [options["device_map"] for options in asked] == [{"": CPU}]
+    fourth = torch.device("cuda", 3)
+    assert loading_options(AutoConfig.from_pretrained(packed[0]), fourth)["device_map"] == {"": fourth}
+    assert loading_options(Qwen3Config(), fourth) == {}
 
 
 def test_g15_saved_without_the_entry_it_reloads_equal(packed, tmp_path):
