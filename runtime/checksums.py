@@ -1,6 +1,6 @@
 """Checksums of files as large as a model's optimizer state, on several cores.
 
-One core sums up about a gigabyte a second, which for a 4B optimizer takes longer than the rollout that hides its saving.
+One core sums up about a gigabyte a second, for a 4B optimizer more than the rollout takes that hides its saving.
 """
 
 from __future__ import annotations
