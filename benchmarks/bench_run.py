@@ -6,7 +6,8 @@
 The shipped tiny tokenizer and problems stand in for those that would have to be fetched. Random weights answer nothing
 right, so grades alternate within a group: rollout, update and optimizer do the full work. A second process holds the
 rest of the GPU's memory, so weights, cache, captured graphs and the libraries' own buffers all count against the cap.
-Prints a JSON line: seconds of each phase, the most GPU memory in use, the most host memory.
+Prints a JSON line: seconds of each phase, the most GPU memory in use, the most host memory, and of each checkpoint the
+seconds and what it added to the process's own memory.
 """
 
 from __future__ import annotations
@@ -46,28 +47,40 @@ print(start - least, flush=True)
 
 
 class HostWatch:
-    """The least available host memory while it runs, against that at its start."""
+    """The most host memory in use while it runs: of the whole machine against its start, and of this process."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
         self._start = self._least = _available()
+        self._most = _resident()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._over.wait(0.2):
+        while not self._over.wait(0.1):
             self._least = min(self._least, _available())
+            self._most = max(self._most, _resident())
 
-    def now(self) -> dict[str, float]:
-        """GB: the most that was in use so far, of all processes and files in memory; the most of this process."""
-        status = Path("/proc/self/status").read_text()
-        resident = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
-        return {"host_used_gb": (self._start - self._least) / 1e9, "host_resident_gb": resident / 1e9}
+    def begin(self) -> float:
+        """GB resident now, from which on the most is taken anew."""
+        self._most = _resident()
+        return self._most / 1e9
+
+    @property
+    def most(self) -> float:
+        """GB resident at most since `begin`."""
+        return self._most / 1e9
 
     def stop(self) -> dict[str, float]:
         self._over.set()
         self._thread.join()
-        return self.now()
+        return {"host_used_gb": (self._start - self._least) / 1e9}
+
+
+def _resident() -> int:
+    """Bytes of this process's own; pages of mapped files do not count."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) * 1024
 
 
 def _available() -> int:
@@ -86,18 +99,19 @@ def alternate_grades() -> None:
     trainer.grade_trajectory = grade
 
 
-def time_saves(host: HostWatch) -> list[float]:
-    """Seconds of each checkpoint's writing, its checksums included; filled, and printed, as they are written."""
-    write, seconds = checkpoint.CheckpointStore._write, []
+def time_saves(host: HostWatch) -> list[dict[str, float]]:
+    """Of each checkpoint the seconds of writing it, its checksums included, and the host memory before and at most
+    meanwhile; filled, and printed, as they are written."""
+    write, saves = checkpoint.CheckpointStore._write, []
 
     def timed(store: checkpoint.CheckpointStore) -> None:
-        before, started = host.now(), time.perf_counter()
+        started, before = time.perf_counter(), host.begin()
         write(store)
-        seconds.append(round(time.perf_counter() - started, 2))
-        print(json.dumps({"save_seconds": seconds[-1], "before": before, "after": host.now()}), flush=True)
+        saves.append({"seconds": time.perf_counter() - started, "resident_gb": before, "most_gb": host.most})
+        print(json.dumps({"save": saves[-1]}), flush=True)
 
     checkpoint.CheckpointStore._write = timed  # type: ignore[method-assign]
-    return seconds
+    return saves
 
 
 def main() -> int:
@@ -127,7 +141,7 @@ def main() -> int:
     names = ("seconds", "seconds_rollout", "seconds_update", "seconds_save", "peak_memory_gb", "sampled_tokens")
     found["steps"] = [{name: json.loads(line).get(name) for name in names} for line in lines]
     checkpoints = [p for p in Path(options.run_dir).glob("checkpoints/*/**/*") if p.is_file()]
-    found["save_seconds"] = saves
+    found["saves"] = saves
     found["checkpoint_gb"] = sum(p.stat().st_size for p in checkpoints) / 1e9
     print(json.dumps(found), flush=True)
     return status
