@@ -130,7 +130,7 @@ def built(config: Config, progress: Callable[[int, int, int, int], None] | None 
     try:
         device = building.device_of(config)
         policy, teacher, engine, kv_cache_bytes = building.build_policy(config, shape, device, chat, tool, progress)
-        config, memory = building.plan_memory(config, shape, policy, kv_cache_bytes)
+        config, memory = building.plan_memory(config, shape, policy, kv_cache_bytes, teacher)
         yield Parts(
             config, shape, tokenizer, chat, data, eval_data, tool, policy, engine, building.sample_with(engine),
             memory, rank, world_size, teacher,

@@ -1,8 +1,11 @@
 """What a run will hold in memory, from its shape and settings alone; bytes of one process.
 
 Sums of tensors, without the allocator's slack and the libraries' own buffers, so read it as +-30 %. Model states
-follow ZeRO-2: weights whole; gradients, fp32 copies and Adam moments in 1 / world_size parts. `micro_batch_tokens`
-answers train.max_tokens_per_micro_batch "auto" from the same sums.
+follow ZeRO-2: weights whole; gradients, fp32 copies and Adam moments in 1 / world_size parts. A teacher's pass comes
+between rollout and update, and has a peak of its own. `micro_batch_tokens` answers train.max_tokens_per_micro_batch
+"auto" from the same sums.
+
+Left out: that prompts with teacher.privilege are longer than the policy's.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ GIGABYTE = 1e9
 MOST_TOKENS = 32_768  # beyond it a larger micro-batch gains nothing that was measured
 FEW_TOKENS = 8192  # below it the reduction of a micro-batch's gradients costs more than recomputing layers
 STEP = 1024  # tokens that "auto" counts in
+GATHERED = 1_000_000_000  # most parameters that ZeRO-3 has whole at a time, DeepSpeed's stage3_max_live_parameters
 
 
 class OutOfMemory(UserError, RuntimeError):
@@ -59,19 +63,31 @@ class Memory:
     layers: int
     optimizer_on_host: bool
     kv_released: bool  # the cache and the update are never there together
+    teacher: TeacherMemory | None = None
+    teacher_pass: int = 0  # of one full micro-batch, with the weights that come for it; no gradients are there then
 
     @property
     def device(self) -> int:
-        states = 0 if self.optimizer_on_host else self.optimizer
-        phases = (self.kv_cache, self.update)
-        return self.weights + self.gradients + states + (max(phases) if self.kv_released else sum(phases))
+        states = (0 if self.optimizer_on_host else self.optimizer) + (self.teacher.resident if self.teacher else 0)
+        beside = max if self.kv_released else int.__add__
+        update = self.gradients + beside(self.kv_cache, self.update)
+        return self.weights + states + max(update, beside(self.kv_cache, self.teacher_pass))
+
+    @property
+    def to_come(self) -> int:
+        """What a step takes beside all that stays."""
+        return max(self.gradients + self.update, self.teacher_pass)
 
     def __str__(self) -> str:
+        teacher = self.teacher and (
+            f", teacher {self.teacher.resident / GIGABYTE:.2f} and {self.teacher.host / GIGABYTE:.2f} on the host, "
+            f"its pass before the update {self.teacher_pass / GIGABYTE:.2f}"
+        )
         return (
             f"about {self.device / GIGABYTE:.2f} GB on the device (weights {self.weights / GIGABYTE:.2f}, gradients "
             f"{self.gradients / GIGABYTE:.2f}, optimizer {self.optimizer / GIGABYTE:.2f}"
             f"{' on the host' if self.optimizer_on_host else ''}, KV cache {self.kv_cache / GIGABYTE:.2f}, "
-            f"update {self.update / GIGABYTE:.2f} with {self.kept_layers} of {self.layers} layers kept)"
+            f"update {self.update / GIGABYTE:.2f} with {self.kept_layers} of {self.layers} layers kept{teacher or ''})"
         )
 
     def against_peak(self) -> str:
@@ -84,12 +100,54 @@ class Memory:
 
     @property
     def host(self) -> int:
-        return self.optimizer if self.optimizer_on_host else 0
+        return (self.optimizer if self.optimizer_on_host else 0) + (self.teacher.host if self.teacher else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherMemory:
+    """What the teacher of on-policy distillation takes of one process; bytes."""
+
+    shape: Any  # its Hugging Face config
+    size: int  # of an element
+    resident: int = 0  # on the device all the time
+    host: int = 0
+    lent: int = 0  # on the device for the pass alone
+    kept: int = 0  # of these, the LM head, which the update reads
+    samples: bool = False  # scores the sampled tokens in its pass and leaves nothing for the update to multiply
+
+    def of_pass(self, tokens: int) -> int:
+        """Nothing is kept for a backward: one layer at a time, and what enters and leaves it."""
+        at_work = tokens * (_layer_bytes(self.shape, self.size) + 2 * self.shape.hidden_size * self.size)
+        return self.lent + at_work + (_logits(self.shape, tokens) if self.samples else 0)
+
+    def of_update(self, tokens: int) -> int:
+        return 0 if self.samples else self.kept + _logits(self.shape, tokens)
+
+
+def teacher_memory(config: Config, shape: Any, parameters: int, world_size: int, on_gpu: bool) -> TeacherMemory:
+    """For loss.distill_weight above 0; `startup.building.build_teacher` and distillation/weights.py do what it says.
+
+    shape, parameters: the teacher's; on_gpu: else device and host are one memory
+    """
+    told, size = config.teacher, 4 if config.model.dtype == "float32" else 2
+    weights, head = size * parameters, size * shape.vocab_size * shape.hidden_size
+    waits = told.placement == "offload" and on_gpu
+    if told.source == "live":
+        parts = {"lent": head, "kept": head}
+    elif told.source == "base" and config.lora.rank:
+        parts = {}
+    elif told.source == "ema":  # a mean in fp32, and a copy of it in the model's dtype
+        parts = {"host" if waits else "resident": 4 * parameters, "lent": weights, "kept": head}
+    elif told.placement == "zero3":
+        parts = {"resident": head, "host": weights // world_size, "lent": size * min(parameters, GATHERED)}
+    else:
+        parts = {"host": weights, "lent": weights, "kept": head} if waits else {"resident": weights}
+    return TeacherMemory(shape, size, samples=told.divergence == "sampled", **parts)
 
 
 def forecast(
     config: Config, shape: Any, parameters: int, kv_cache: int, world_size: int, room: int | None = None,
-    trained: int | None = None,
+    trained: int | None = None, teacher: TeacherMemory | None = None,
 ) -> Memory:  # fmt: skip
     """shape: the Hugging Face config; parameters: their number; kv_cache: bytes, as allocated.
 
@@ -98,43 +156,54 @@ def forecast(
     """
     wide = config.model.dtype == "float32"
     part = (parameters if trained is None else trained) // world_size
-    update, kept = _update(config, shape, config.micro_batch_tokens, room)
+    tokens = config.micro_batch_tokens
+    taught = teacher.of_update(tokens) if teacher else 0
+    update, kept = _update(config, shape, tokens, None if room is None else room - taught)
     return Memory(
         weights=(4 if wide else 2) * parameters,
         gradients=part * (4 if wide else 2 + 4),  # bf16 adds its fp32 sum over micro-batches
         optimizer=part * 12,  # fp32 weights and two moments
         kv_cache=kv_cache,
-        update=update,
+        update=update + taught,
         kept_layers=kept,
         layers=shape.num_hidden_layers,
         optimizer_on_host=config.train.offload_optimizer,
         kv_released=config.rollout.release_kv,
+        teacher=teacher,
+        teacher_pass=teacher.of_pass(tokens) if teacher else 0,
     )
 
 
-def micro_batch_tokens(config: Config, shape: Any, room: int) -> int:
+def micro_batch_tokens(
+    config: Config, shape: Any, room: int, teacher: TeacherMemory | None = None, gradients: int = 0
+) -> int:  # fmt: skip
     """The most tokens, up to a limit, whose layers can all be kept in `room` bytes; but no fewer than one row needs.
 
     Fewer layers are kept rather than fewer than FEW_TOKENS tokens taken, and less than that only where nothing else
-    fits.
+    fits. The teacher's pass must fit too.
+
+    room: bytes beside the gradients, of which a teacher's pass finds `gradients` bytes more
     """
     longest = config.rollout.context_length
-    kept_in_all = _largest(config, shape, room, shape.num_hidden_layers)
-    kept_in_none = _largest(config, shape, room, 0)
-    return max(longest, kept_in_all, min(FEW_TOKENS, kept_in_none))
 
+    def fits(tokens: int, kept: int) -> bool:
+        taught = teacher.of_update(tokens) if teacher else 0
+        if teacher and teacher.of_pass(tokens) > room + gradients:
+            return False
+        return _activations(config, shape, tokens, kept) + _logits(shape, tokens) + taught <= room
 
-def _largest(config: Config, shape: Any, room: int, kept: int) -> int:
-    counts = range(STEP, MOST_TOKENS + 1, STEP)
-    return max((t for t in counts if _activations(config, shape, t, kept) + _logits(shape, t) <= room), default=STEP)
+    def largest(kept: int) -> int:
+        return max((tokens for tokens in range(STEP, MOST_TOKENS + 1, STEP) if fits(tokens, kept)), default=STEP)
+
+    return max(longest, largest(shape.num_hidden_layers), min(FEW_TOKENS, largest(0)))
 
 
 def _update(config: Config, shape: Any, tokens: int, room: int | None) -> tuple[int, int]:
     """Bytes of activations and logits, and the number of layers kept."""
     choice, layers = config.model.gradient_checkpointing, shape.num_hidden_layers
     if choice == "auto" and room is not None:
-        wanted = (_activations(config, shape, tokens, k) + _logits(shape, tokens) for k in range(layers, 0, -1))
-        kept = layers - sum(bytes_ > room for bytes_ in wanted)
+        left = room - _logits(shape, tokens)
+        kept = next((k for k in range(layers, 0, -1) if _activations(config, shape, tokens, k) <= left), 0)
     else:
         kept = 0 if choice else layers
     return _activations(config, shape, tokens, kept) + _logits(shape, tokens), kept

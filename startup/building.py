@@ -103,22 +103,28 @@ def build_teacher(config: Config, policy: Any, device: Any) -> Any:
     return Teacher(module, present, measure, device, vocabulary)
 
 
-def plan_memory(config: Config, shape: Any, policy: Any, kv_cache: int) -> tuple[Config, Any]:
+def plan_memory(config: Config, shape: Any, policy: Any, kv_cache: int, teacher: Any = None) -> tuple[Config, Any]:
     """The config with train.max_tokens_per_micro_batch as a number, and the forecast. Collective.
 
     kv_cache: bytes of the cache, which stands already, as do the captured graphs
     """
-    from modeling.forecast import forecast, micro_batch_tokens
+    from modeling.forecast import forecast, micro_batch_tokens, teacher_memory
 
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in policy.model.parameters()]
+    held, trained = sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
+    taught = None
+    if teacher:
+        theirs = [getattr(p, "ds_numel", p.numel()) for p in teacher.model.parameters()]  # the name of ZeRO-3
+        count = held if config.teacher.source == "ema" else sum(theirs)  # a mean's tensors are empty between passes
+        on_gpu = policy.device.type == "cuda"
+        taught = teacher_memory(config, teacher.model.config, count, policy.world_size, on_gpu)
     room = policy.update_room(kv_cache if config.rollout.release_kv else 0)
     if config.train.max_tokens_per_micro_batch == "auto" and room is not None:
-        tokens = micro_batch_tokens(config, shape, room)
+        tokens = micro_batch_tokens(config, shape, room, taught, 4 * trained // policy.world_size)
         config = dataclasses.replace(
             config, train=dataclasses.replace(config.train, max_tokens_per_micro_batch=tokens)
         )
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in policy.model.parameters()]
-    held, trained = sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
-    return config, forecast(config, shape, held, kv_cache, policy.world_size, room, trained)
+    return config, forecast(config, shape, held, kv_cache, policy.world_size, room, trained, taught)
 
 
 def build_cache(config: Config, shape: Any, model: Any, device: Any) -> Any:

@@ -264,7 +264,7 @@ def _check_memory(memory: Memory, tokens: int, device: torch.device) -> Line:
     """What is still to come (gradients, moments, one micro-batch) against what is free now."""
     cuda = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if cuda else _free_host_bytes()
-    coming = memory.update + memory.gradients + (0 if memory.optimizer_on_host and cuda else memory.optimizer)
+    coming = memory.to_come + (0 if memory.optimizer_on_host and cuda else memory.optimizer)
     text = f"{memory}; micro-batches of up to {tokens} tokens; {free / GIGABYTE:.1f} GB free now"
     if coming > free:
         mend = "lower rollout.kv_memory_fraction or train.max_tokens_per_micro_batch, or set train.offload_optimizer"

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from config import load_config
-from modeling.forecast import MOST_TOKENS, OutOfMemory, forecast, micro_batch_tokens, naming_the_setting
+from modeling.forecast import (
+    MOST_TOKENS,
+    STEP,
+    OutOfMemory,
+    forecast,
+    micro_batch_tokens,
+    naming_the_setting,
+    teacher_memory,
+)  # fmt: skip
 from rollout.cache import PagedCache
 from runtime.zero_settings import BUCKET_ELEMENTS
 from startup.building import plan_memory
+from tests.taught import taught
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = ("train.max_tokens_per_micro_batch=8192", "model.gradient_checkpointing=true")
@@ -143,6 +153,121 @@ def test_auto_counts_on_the_memory_of_a_cache_that_is_released():
     assert kept.micro_batch_tokens == micro_batch_tokens(changed(**auto), SHAPE, 20 * 10**9)
     assert released.micro_batch_tokens == micro_batch_tokens(changed(**auto), SHAPE, 60 * 10**9)
     assert released.micro_batch_tokens > kept.micro_batch_tokens
+
+
+SMALL = AutoConfig.from_pretrained(ROOT / "models/shapes/Qwen3-0.6B")
+TEACHER = AutoConfig.from_pretrained(ROOT / "models/shapes/Qwen3-4B-Instruct-2507")
+TAUGHT = 4_022_468_096  # its parameters
+HEAD = 2 * 151_936 * 2560
+NOTHING = {"resident": 0, "host": 0, "lent": 0, "kept": 0}
+
+
+def teaches(ranks: int = 1, on_gpu: bool = True, rank: int = 0, **teacher):
+    settings = {"teacher": {"path": "t"} | teacher, "lora": {"rank": rank}, "loss": {"distill_weight": 1.0}}
+    return teacher_memory(changed(**settings), TEACHER, TAUGHT, ranks, on_gpu)
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"placement": "gpu"}, {"resident": 2 * TAUGHT}),
+        ({"placement": "offload"}, {"host": 2 * TAUGHT, "lent": 2 * TAUGHT, "kept": HEAD}),
+        ({"placement": "offload", "on_gpu": False}, {"resident": 2 * TAUGHT}),
+        ({"placement": "zero3", "ranks": 8}, {"resident": HEAD, "host": TAUGHT // 4, "lent": 2 * 10**9}),
+        ({"source": "base", "path": ""}, {"host": 2 * TAUGHT, "lent": 2 * TAUGHT, "kept": HEAD}),
+        ({"source": "base", "path": "", "rank": 4}, {}),
+        ({"source": "live", "path": "", "privilege": "p"}, {"lent": HEAD, "kept": HEAD}),
+        ({"source": "ema", "path": ""}, {"host": 4 * TAUGHT, "lent": 2 * TAUGHT, "kept": HEAD}),
+        ({"source": "ema", "path": "", "placement": "gpu"},
+         {"resident": 4 * TAUGHT, "lent": 2 * TAUGHT, "kept": HEAD}),
+    ],
+)  # fmt: skip
+def test_a_teachers_weights_are_counted_where_they_wait_and_where_they_come_to(settings, parts):
+    memory = teaches(**settings)
+    assert {name: getattr(memory, name) for name in NOTHING} == NOTHING | parts
+
+
+def test_a_teachers_pass_has_a_peak_of_its_own_beside_the_updates():
+    config = load_config(ROOT / "configs/smoke_qwen3_0.6b.json", SETTINGS)
+    plain = forecast(config, SMALL, 596_049_920, 0, 1)
+    small, resident, lent = (forecast(config, SMALL, 596_049_920, 0, 1, teacher=t) for t in (
+        dataclasses.replace(teaches(placement="gpu"), resident=0), teaches(placement="gpu"), teaches(),
+    ))  # fmt: skip
+    logits = small.update - plain.update  # a chunk of the teacher's beside the policy's
+    assert 0 < logits < 0.5e9 and small.device == plain.device + logits
+    assert resident.device == small.device + 2 * TAUGHT
+    assert lent.update == small.update + HEAD
+    states = lent.weights + lent.optimizer
+    assert lent.teacher_pass > lent.update + lent.gradients
+    assert lent.device == states + lent.teacher_pass and lent.host == 2 * TAUGHT
+    cached, released = (dataclasses.replace(lent, kv_cache=10**9, kv_released=r) for r in (False, True))
+    assert (cached.device, released.device) == (lent.device + 10**9, lent.device)
+    assert f"teacher 0.00 and 8.04 on the host, its pass before the update {lent.teacher_pass / 1e9:.2f}" in str(lent)
+    assert "teacher" not in str(plain)
+
+
+@pytest.mark.parametrize("divergence", ["reverse_kl", "sampled"])
+def test_a_teachers_pass_takes_about_what_it_took_on_an_h200(divergence):
+    """17.9 GB at most, of a 4B teacher over micro-batches of 16,384 tokens: benchmarks/RESULTS.md."""
+    words = ["train.max_tokens_per_micro_batch=16384", "rollout.kv_tokens=8192"]
+    config = load_config(ROOT / "configs/smoke_qwen3_0.6b.json", words)
+    memory = forecast(config, SMALL, 596_049_920, 0, 1, teacher=teaches(divergence=divergence))
+    assert memory.weights + memory.optimizer + memory.teacher_pass == pytest.approx(17.9e9, rel=0.1)
+    assert (memory.update == forecast(config, SMALL, 596_049_920, 0, 1).update) is (divergence == "sampled")
+
+
+def test_auto_leaves_room_for_what_the_update_reads_of_a_teacher_and_for_its_pass():
+    auto = changed(train={"max_tokens_per_micro_batch": "auto"}, model={"gradient_checkpointing": "auto"})
+    room = 120 * 10**9
+
+    def fits(tokens: int, teacher, more: int) -> bool:
+        config = changed(train={"max_tokens_per_micro_batch": tokens}, model={"gradient_checkpointing": False})
+        memory = forecast(config, SHAPE, PARAMETERS, 0, 8, room, teacher=teacher)
+        return memory.update <= room and memory.teacher_pass <= room + more
+
+    alone = micro_batch_tokens(auto, SHAPE, room)
+    for lent, kept, more in ((8, 20, 0), (118, 1, 0), (119, 1, 1)):  # the update decides, then the pass
+        teacher = dataclasses.replace(teaches(), lent=lent * 10**9, kept=kept * 10**9)
+        tokens = micro_batch_tokens(auto, SHAPE, room, teacher, more * 10**9)
+        assert auto.rollout.context_length < tokens < alone
+        assert fits(tokens, teacher, more * 10**9) and not fits(tokens + STEP, teacher, more * 10**9)
+    assert (
+        micro_batch_tokens(auto, SHAPE, room, teaches(source="base", path="", rank=4, divergence="sampled")) == alone
+    )
+
+
+@pytest.mark.parametrize(
+    ("teacher", "kept"),
+    [({"placement": "offload"}, 4), ({"source": "ema", "path": ""}, 4), ({"placement": "zero3"}, None),
+     ({"source": "live", "path": "", "privilege": "p"}, 0)],
+)  # fmt: skip
+def test_a_plan_counts_the_teacher_that_was_built(teacher, kept):
+    policy, built = taught(teacher)
+    config, memory = plan_memory(policy.config, policy.model.config, policy, 0, built)
+    count = sum(parameter.numel() for parameter in policy.model.parameters())
+    head = 4 * policy.model.get_output_embeddings().weight.numel()
+    assert config == policy.config and memory.teacher_pass > 0
+    if kept is None:
+        assert (memory.teacher.host, memory.teacher.resident, memory.teacher.lent) == (4 * count, head, 4 * count)
+    else:
+        assert memory.teacher.resident == kept * count and memory.host == 0
+
+
+def test_a_plan_for_a_gpu_takes_fewer_tokens_with_a_teacher_and_gives_its_pass_the_room_of_gradients():
+    with torch.device("meta"):
+        teacher, small = (SimpleNamespace(model=AutoModelForCausalLM.from_config(s)) for s in (SHAPE, SMALL))
+    room, trained = 16_500_000_000, sum(p.numel() for p in small.model.parameters())
+    policy = SimpleNamespace(
+        model=small.model, world_size=1, device=torch.device("cuda", 0), update_room=lambda released: room
+    )
+    auto = changed(
+        train={"max_tokens_per_micro_batch": "auto"}, model={"gradient_checkpointing": "auto"},
+        loss={"distill_weight": 1.0}, teacher={"path": "t"},
+    )  # fmt: skip
+    (alone, _), (both, memory) = (plan_memory(auto, SMALL, policy, 0, t) for t in (None, teacher))
+    assert memory.teacher.lent == 2 * PARAMETERS
+    assert auto.rollout.context_length < both.micro_batch_tokens < alone.micro_batch_tokens
+    assert room < memory.teacher_pass <= room + 4 * trained and memory.update <= room
 
 
 def test_fewer_layers_are_kept_in_less_room():
