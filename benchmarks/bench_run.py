@@ -65,6 +65,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--like", type=Path, metavar="RUN", help="train on the trajectories of this run: no rollout")
     parser.add_argument("--no-save", action="store_true", help="no checkpoints: at 8B one takes 131 GB")
     parser.add_argument("--cap", type=float, default=None, help="GB of each GPU that are left free")
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher adds it
     return parser.parse_args()
 
 

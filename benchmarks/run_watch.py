@@ -19,6 +19,7 @@ from benchmarks.scripted import ScriptedRun
 from report.trajectories import read_step
 from reward import Grade, Reason
 from rollout.records import RolloutRecord, StopReason, ToolCall, Turn
+from rollout.stats import RolloutStats
 
 OF_THE_STEP = (  # alike on all ranks
     "step", "loss", "grad_norm", "mismatch_mean", "trajectories", "sampled_tokens", "tokens", "tool_calls",
@@ -41,19 +42,19 @@ class StepWatch:
                 script.longest = 0.0
             row = inner(run, step)
             self.ranks = run.ranks
-            self._note(row, run.ranks.gather(self._of_this_rank(row, run._rollout_stats().seconds)))
+            self._note(row, run.ranks.gather(self._of_this_rank(row, run._rollout_stats())))
             return row
 
         trainer.Trainer.train_step = watched  # type: ignore[method-assign]
 
-    def _of_this_rank(self, row: dict[str, Any], rollout_seconds: float) -> dict[str, Any]:
+    def _of_this_rank(self, row: dict[str, Any], rollout: RolloutStats) -> dict[str, Any]:
         mine = {name: value for name, value in row.items() if name == "seconds" or name.startswith("seconds_")}
         memory = {"resident_gb": resident_gb()}
         if torch.cuda.is_available():
             peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
             memory |= {"peak_allocated_gb": peaks[0] / 1e9, "peak_reserved_gb": peaks[1] / 1e9}
         longest = self._script.longest if self._script else 0.0
-        return {"seconds": mine, "memory": memory, "rollout": rollout_seconds, "longest": longest}
+        return {"seconds": mine, "memory": memory, "rollout": rollout, "longest": longest}
 
     def _note(self, row: dict[str, Any], parts: list[dict[str, Any]]) -> None:
         found = {name: row.get(name) for name in OF_THE_STEP}
@@ -64,8 +65,9 @@ class StepWatch:
                 found[name.replace("seconds", "slowest", 1)] = max(values)
         for name in parts[0]["memory"]:  # the most so far, by rank
             found[name] = [round(part["memory"][name], 3) for part in parts]
-        rollouts, longest = [part["rollout"] for part in parts], max(part["longest"] for part in parts)
+        rollouts, longest = [part["rollout"].seconds for part in parts], max(part["longest"] for part in parts)
         found["rollout_per_rank"] = [round(seconds, 3) for seconds in rollouts]
+        found["tokens_per_rank"] = [part["rollout"].decode_tokens for part in parts]
         if longest:
             found["longest_seconds"] = round(longest, 3)
             found["balance"] = round(max(rollouts) / max(longest, sum(rollouts) / len(rollouts)), 3)
