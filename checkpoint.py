@@ -14,22 +14,20 @@ nothing is copied, and `finish` must be called before that update. The thread ma
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from config import UserError
+from runtime.checksums import checksum
 
 CHECKSUMS = "checksums_rank_{}.json"
-SEGMENT = 64 << 20  # bytes that one thread sums up at a time
 
 
 class CheckpointError(UserError, RuntimeError):
@@ -119,7 +117,7 @@ class CheckpointStore:
         for path in [self._partial / name for name in names]:
             _sync(path)
             _sync(path.parent)
-        sums = {name: _checksum(self._partial / name) for name in names}
+        sums = {name: checksum(self._partial / name) for name in names}
         _write_synced(self._partial / CHECKSUMS.format(self._rank), json.dumps(sums, indent=1) + "\n")
 
     def _commit(self) -> None:
@@ -238,24 +236,7 @@ def _damaged(folder: Path, rank: int) -> list[str]:
         sums = json.loads(path.read_text())
     except ValueError:
         return [path.name]
-    return [name for name, value in sums.items() if not (folder / name).exists() or _checksum(folder / name) != value]
-
-
-def _checksum(path: Path) -> str:
-    """Digest of the digests of a file's segments, which cores share: one would need a minute for a 4B optimizer."""
-    starts = range(0, max(1, path.stat().st_size), SEGMENT)
-    with ThreadPoolExecutor(min(len(starts), 8)) as pool:
-        digests = pool.map(lambda start: _segment_digest(path, start), starts)
-    return hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
-
-
-def _segment_digest(path: Path, start: int) -> bytes:
-    digest, buffer = hashlib.blake2b(digest_size=16), bytearray(1 << 20)
-    with path.open("rb", buffering=0) as file:
-        file.seek(start)
-        while (left := start + SEGMENT - file.tell()) > 0 and (count := file.readinto(memoryview(buffer)[:left])):
-            digest.update(memoryview(buffer)[:count])
-    return digest.digest()
+    return [name for name, value in sums.items() if not (folder / name).exists() or checksum(folder / name) != value]
 
 
 def _sync(path: Path) -> None:

@@ -170,19 +170,6 @@ def test_a_damaged_file_is_named_and_nothing_is_loaded(tmp_path, policy, name):
     assert policy.loaded == []
 
 
-@pytest.mark.parametrize("place", [0, 63, 64, 199, 200, None])
-def test_a_checksum_sees_any_byte_of_a_file_of_several_segments_and_its_end(tmp_path, monkeypatch, place):
-    monkeypatch.setattr(checkpoint, "SEGMENT", 64)
-    content = bytearray(range(201))
-    (tmp_path / "whole").write_bytes(content)
-    if place is None:
-        del content[192:]  # a whole segment
-    else:
-        content[place] ^= 1
-    (tmp_path / "damaged").write_bytes(content)
-    assert checkpoint._checksum(tmp_path / "whole") != checkpoint._checksum(tmp_path / "damaged")
-
-
 def test_a_missing_checksum_file_is_damage_too(tmp_path, policy):
     folder = save(tmp_path, policy, 7)
     (folder / "checksums_rank_0.json").unlink()

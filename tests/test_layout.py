@@ -64,7 +64,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "runtime.schedule": {"config"},
     "runtime.zero_settings": {"config"},
     "policy": {"config", "modeling", "objectives.reference", "rollout.records", "runtime.zero_settings"},
-    "checkpoint": {"config"},
+    "checkpoint": {"config", "runtime.checksums"},
     "report": {"config", "rollout.records", "runtime.files", "settings.schema", "settings.watch"},
     "evaluation": set(),
     "evaluation.estimators": set(),
