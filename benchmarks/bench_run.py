@@ -18,9 +18,9 @@ libraries' own buffers all count against it. --like: the same steps as another r
 gradient norms stand beside these.
 
 Rank 0 prints a JSON line for each step and each checkpoint, and one of the whole: of each step the seconds of its
-phases (mean over ranks, "slowest_" beside it), the rollout's own seconds on each rank and their balance (the slowest
-rank over max(longest trajectory, mean over ranks), which no dealing could better), the most memory so far on each
-rank, loss and gradient norm; of each checkpoint the seconds of each rank.
+phases (mean over ranks, "slowest_" beside it), the rollout's own seconds and tokens on each rank, its balance (the
+slowest rank over max(longest trajectory, mean over ranks), which no dealing could better; a trajectory counts from its
+first draw), the most memory so far on each rank, loss and gradient norm; of each checkpoint the seconds of each rank.
 """
 
 from __future__ import annotations

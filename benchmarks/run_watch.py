@@ -39,7 +39,7 @@ class StepWatch:
 
         def watched(run: trainer.Trainer, step: int) -> dict[str, Any]:
             if script:
-                script.longest = 0.0
+                script.longest_drawing = 0.0
             row = inner(run, step)
             self.ranks = run.ranks
             self._note(row, run.ranks.gather(self._of_this_rank(row, run._rollout_stats())))
@@ -53,7 +53,7 @@ class StepWatch:
         if torch.cuda.is_available():
             peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
             memory |= {"peak_allocated_gb": peaks[0] / 1e9, "peak_reserved_gb": peaks[1] / 1e9}
-        longest = self._script.longest if self._script else 0.0
+        longest = self._script.longest_drawing if self._script else 0.0
         return {"seconds": mine, "memory": memory, "rollout": rollout, "longest": longest}
 
     def _note(self, row: dict[str, Any], parts: list[dict[str, Any]]) -> None:

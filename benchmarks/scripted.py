@@ -70,7 +70,13 @@ class ScriptedEpisode(Episode):
 
     def __init__(self, script: Row, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.script, self.started = script, time.perf_counter()
+        self.script = script
+        self.started = self.began = time.perf_counter()  # when it was taken, and when its first draw was asked for
+
+    def expect(self, placeholder: int) -> None:
+        self.began = time.perf_counter()
+        self.expect = super().expect  # later draws cost nothing more
+        self.expect(placeholder)
 
     @property
     def max_turn_tokens(self) -> int:
@@ -83,6 +89,7 @@ class ScriptedRun(RolloutRun):
     scripts: dict[tuple[int, int], Row]
     instant = False
     longest = 0.0  # seconds from taking a trajectory to its end, the most of any
+    longest_drawing = 0.0  # from its first draw: without its wait for a row
     deadline = math.inf
 
     def __init__(self, chat, *args):
@@ -100,8 +107,9 @@ class ScriptedRun(RolloutRun):
         )  # fmt: skip
 
     def finish(self, slot, stop):
-        started = self._episodes[slot.order].started
-        type(self).longest = max(self.longest, time.perf_counter() - started)
+        episode, now = self._episodes[slot.order], time.perf_counter()
+        type(self).longest = max(self.longest, now - episode.started)
+        type(self).longest_drawing = max(self.longest_drawing, now - episode.began)
         super().finish(slot, stop)
 
     def end_turn(self, slot, episode, ended):
