@@ -75,7 +75,8 @@ def follow(rows: list[Row], samples: int) -> tuple[type[ScriptedRun], list[str]]
     def load_data(config: Config, *_: Any) -> TrainingData:
         longest, limit = max(map(length_of, rows)), config.rollout.context_length
         if longest > limit:
-            raise ConfigError("rollout.context_length", limit, f"the workload has a trajectory of {longest} tokens")
+            told = f"the workload has a trajectory of {longest} tokens; raise it, or --shrink the workload"
+            raise ConfigError("rollout.context_length", limit, told)
         lengths = {row["prompt"]: row["prompt_tokens"] for row in rows}
         problems = [Problem(f"scripted prompt {i}", "1", i + 1) for i in range(len(lengths))]
         return TrainingData(problems, [scripted_ids(lengths[i], i) for i in range(len(lengths))])
