@@ -20,7 +20,8 @@ gradient norms stand beside these.
 Rank 0 prints a JSON line for each step and each checkpoint, and one of the whole: of each step the seconds of its
 phases (mean over ranks, "slowest_" beside it), the rollout's own seconds and tokens on each rank, its balance (the
 slowest rank over max(longest trajectory, mean over ranks), which no dealing could better; a trajectory counts from its
-first draw), the most memory so far on each rank, loss and gradient norm; of each checkpoint the seconds of each rank.
+first draw), the most GPU memory so far and the most host memory since the last checkpoint began on each rank, loss and
+gradient norm; of each checkpoint the seconds of each rank, and its own host memory before and at most meanwhile.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +103,7 @@ def main() -> int:
     if options.like:
         train_on(options.like)
     host, started = HostWatch(), time.perf_counter()
-    steps, saves = StepWatch(script, options.like), SaveWatch(host)
+    steps, saves = StepWatch(host, script, options.like), SaveWatch(host)
     if options.no_save:
         save_nothing()
     words = [word for text in settings for word in ("--set", text)]
@@ -111,26 +113,33 @@ def main() -> int:
         "benchmark": "run", "config": options.config, "workload": options.workload, "shrink": options.shrink,
         "settings": options.set, "status": status, **host.stop(), "seconds": round(time.perf_counter() - started, 1),
     }  # fmt: skip
-    if status == 0:
-        report(found, options, steps, saves, cap)
+    report(found, options, steps, saves, cap)
     return status
 
 
 def report(found: dict[str, Any], options: argparse.Namespace, steps: StepWatch, saves: SaveWatch, cap: Any) -> None:
-    """Prints the line of the whole on rank 0. Collective where a step was taken."""
-    mine = {"save_seconds": saves.seconds, "gpu_free_gb": cap and cap.free_gb, "gpu_used_gb": cap and cap.used_gb()}
-    parts = steps.ranks.gather(mine) if steps.ranks else [mine]
+    """Prints the line of the whole on rank 0. Collective where a step was taken and the run ended well."""
+    mine = {"saves": saves.found, "gpu_free_gb": cap and cap.free_gb, "gpu_used_gb": cap and cap.used_gb()}
+    parts = steps.ranks.gather(mine) if steps.ranks and found["status"] == 0 else [mine]
     if os.environ.get("RANK", "0") != "0":
         return
-    found |= {name: [part[name] for part in parts] for name in mine if name == "save_seconds" or cap}
+    if cap:
+        found |= {name: [part[name] for part in parts] for name in ("gpu_free_gb", "gpu_used_gb")}
     checkpoints = [p for p in Path(options.run_dir).glob("checkpoints/*/**/*") if p.is_file()]
+    saved = zip(*(part["saves"] for part in parts), strict=True)
     found |= {
-        "ranks": len(parts), "like": options.like and str(options.like),
+        "ranks": int(os.environ.get("WORLD_SIZE", "1")), "like": options.like and str(options.like),
         "continued_after": steps.steps[0]["step"] - 1 if options.resume and steps.steps else None,
-        "steps": steps.steps, "checkpoint_gb": sum(p.stat().st_size for p in checkpoints) / 1e9,
+        "steps": steps.steps, "saves": [by_name(save) for save in saved],
+        "checkpoint_gb": sum(p.stat().st_size for p in checkpoints) / 1e9,
         **describe(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
     }  # fmt: skip
     print(json.dumps(found), flush=True)
+
+
+def by_name(ranks: Sequence[dict[str, float]]) -> dict[str, list[float]]:
+    """Each figure of every rank, in rank order."""
+    return {name: [round(one[name], 3) for one in ranks] for name in ranks[0]}
 
 
 if __name__ == "__main__":

@@ -48,32 +48,40 @@ class Cap:
 
 
 class HostWatch:
-    """The least available host memory while it runs, against that at its start."""
+    """The most host memory in use while it runs: of the whole machine against its start, and of this process."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
         self._start = self._least = _available()
+        self._most = _resident()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._over.wait(0.2):
+        while not self._over.wait(0.1):
             self._least = min(self._least, _available())
+            self._most = max(self._most, _resident())
 
-    def now(self) -> dict[str, float]:
-        """GB: the most that was in use so far, of all processes and files in memory; the most of this process."""
-        return {"host_used_gb": (self._start - self._least) / 1e9, "host_resident_gb": resident_gb()}
+    def begin(self) -> float:
+        """GB resident now, from which on the most is taken anew."""
+        self._most = _resident()
+        return self._most / 1e9
+
+    @property
+    def most(self) -> float:
+        """GB resident at most since `begin`, or since the start."""
+        return self._most / 1e9
 
     def stop(self) -> dict[str, float]:
         self._over.set()
         self._thread.join()
-        return self.now()
+        return {"host_used_gb": (self._start - self._least) / 1e9}
 
 
-def resident_gb() -> float:
-    """The most host memory that this process had so far."""
-    status = Path("/proc/self/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024 / 1e9
+def _resident() -> int:
+    """Bytes of this process's own; pages of mapped files do not count."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) * 1024
 
 
 def _available() -> int:

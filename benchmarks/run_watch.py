@@ -14,7 +14,7 @@ import torch
 
 import checkpoint
 import trainer
-from benchmarks.memory_watch import HostWatch, resident_gb
+from benchmarks.memory_watch import HostWatch
 from benchmarks.scripted import ScriptedRun
 from report.trajectories import read_step
 from reward import Grade, Reason
@@ -30,11 +30,11 @@ OF_THE_STEP = (  # alike on all ranks
 class StepWatch:
     """The figures of each step that this process took; printed on rank 0 as they come."""
 
-    def __init__(self, script: type[ScriptedRun] | None, like: Path | None):
+    def __init__(self, host: HostWatch, script: type[ScriptedRun] | None, like: Path | None):
         """script: whose longest trajectory is measured. like: a run with whose steps these are compared."""
         self.steps: list[dict[str, Any]] = []
         self.ranks: Any = None  # the trainer's, once there is a step
-        self._script, self._like = script, metrics_of(like) if like else {}
+        self._host, self._script, self._like = host, script, metrics_of(like) if like else {}
         inner = trainer.Trainer.train_step
 
         def watched(run: trainer.Trainer, step: int) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class StepWatch:
 
     def _of_this_rank(self, row: dict[str, Any], rollout: RolloutStats) -> dict[str, Any]:
         mine = {name: value for name, value in row.items() if name == "seconds" or name.startswith("seconds_")}
-        memory = {"resident_gb": resident_gb()}
+        memory = {"resident_gb": self._host.most}
         if torch.cuda.is_available():
             peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
             memory |= {"peak_allocated_gb": peaks[0] / 1e9, "peak_reserved_gb": peaks[1] / 1e9}
@@ -80,20 +80,19 @@ class StepWatch:
 
 
 class SaveWatch:
-    """Seconds of each checkpoint's writing in this process, checksums included; printed on rank 0 as they come."""
+    """Of each checkpoint the seconds of this process's writing, its checksums included, and its host memory before and
+    at most meanwhile; printed on rank 0 as they come."""
 
     def __init__(self, host: HostWatch) -> None:
-        self.seconds: list[float] = []
+        self.found: list[dict[str, float]] = []
         write = checkpoint.CheckpointStore._write
 
         def timed(store: checkpoint.CheckpointStore) -> None:
-            before, started = host.now(), time.perf_counter()
+            started, before = time.perf_counter(), host.begin()
             write(store)
-            self.seconds.append(round(time.perf_counter() - started, 2))
+            self.found.append({"seconds": time.perf_counter() - started, "resident_gb": before, "most_gb": host.most})
             if store._rank == 0:
-                print(
-                    json.dumps({"save_seconds": self.seconds[-1], "before": before, "after": host.now()}), flush=True
-                )
+                print(json.dumps({"save": self.found[-1]}), flush=True)
 
         checkpoint.CheckpointStore._write = timed  # type: ignore[method-assign]
 

@@ -84,7 +84,7 @@ def test_the_lines_tell_phases_ranks_balance_and_saves(two):
         assert line["balance"] == pytest.approx(max(ranks) / best, abs=0.02) and line["balance"] >= 0.999
         assert sum(line["tokens_per_rank"]) == row["sampled_tokens"]
         assert all(0.1 < gigabytes < 10 for gigabytes in line["resident_gb"]) and len(line["resident_gb"]) == 2
-    assert [len(seconds) for seconds in whole["save_seconds"]] == [2, 2]  # of each rank, two checkpoints
+    assert [[len(figures) for figures in save.values()] for save in whole["saves"]] == [[2, 2, 2]] * 2  # by rank
     assert whole["checkpoint_gb"] > 0
 
 
@@ -97,4 +97,4 @@ def test_one_rank_goes_on_from_the_checkpoint_and_trains_the_same_step_alike(two
     assert line["like"] == {name: two[1][1][name] for name in ("loss", "grad_norm", "tokens")}
     for name in ("loss", "grad_norm", "tokens"):
         assert line[name] == pytest.approx(line["like"][name], rel=1e-5)
-    assert whole["save_seconds"] == [[]] and not (tmp_path / "again/checkpoints/step_2").exists()
+    assert whole["saves"] == [] and not (tmp_path / "again/checkpoints/step_2").exists()
