@@ -24,9 +24,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.bench_rollout import load_workload
 from benchmarks.bench_update import VOCABULARY, scripted_records
 from benchmarks.machine import describe, matrix_rate
+from benchmarks.scripted import load_workload
 from config import Config, parse_config
 from objectives.minibatch import plan_updates
 from policy import Policy, init_distributed

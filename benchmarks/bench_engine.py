@@ -20,8 +20,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.bench_rollout import ScriptedRun, load_workload, rollout
+from benchmarks.bench_rollout import rollout
 from benchmarks.machine import describe
+from benchmarks.scripted import ScriptedRun, load_workload, scripts_of
 from rollout.decoder import Done, Draws
 from rollout.engine import RolloutEngine
 
@@ -47,8 +48,7 @@ def main() -> None:
         IdleDecoder(), chat, tool, decode_rows=64, page_size=16, num_pages=40_000, prefill_tokens=8192,
         forced_tokens=512, step_rows=128,
     )  # fmt: skip
-    scripts = {(row["prompt"], row["sample"]): row for row in rows}
-    engine.run_type = type("Run", (ScriptedRun,), {"scripts": scripts, "instant": True})
+    engine.run_type = type("Run", (ScriptedRun,), {"scripts": scripts_of(rows), "instant": True})
     alone: Any = SimpleNamespace(gather=lambda item: [item], counter=lambda name: itertools.count().__next__)
     started = time.process_time()
     rollout(engine, alone, rows, samples, "engine", limit=600.0)

@@ -17,13 +17,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import random
 import sys
-import threading
 import time
-from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,89 +32,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe, read_bandwidth
+from benchmarks.scripted import ScriptedRun, TimeUp, length_of, load_workload, scripts_of
 from modeling.attention import IMPLEMENTATION
 from modeling.shapes import SHIPPED
 from objectives.groups import SampledStep
 from rollout.cache import PagedCache
-from rollout.calls import OpenTurn
-from rollout.engine import RolloutEngine, RolloutRequest, RolloutRun
-from rollout.episode import Episode
-from rollout.records import SamplingConfig, StopReason
+from rollout.engine import RolloutEngine, RolloutRequest
+from rollout.records import SamplingConfig
 from runtime.ranks import Ranks
 from startup.building import build_decoder
 
 CONTEXT = 8192
-
-
-class TimeUp(Exception):
-    """The time limit of a rollout has passed; what was done by then still counts."""
-
-
-class ScriptedEpisode(Episode):
-    """A trajectory whose turns have the lengths of the script."""
-
-    def __init__(self, script: dict, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.script, self.started = script, time.perf_counter()
-
-    @property
-    def max_turn_tokens(self) -> int:
-        return self.script["turns"][self.turn_index]["new_tokens"]
-
-
-class ScriptedRun(RolloutRun):
-    """Ends turns by the script; a tool call is a timer."""
-
-    scripts: dict[tuple[int, int], dict]
-    instant = False
-    longest = 0.0  # seconds from taking a trajectory to its end, the most of any
-    deadline = math.inf
-
-    @classmethod
-    def watch(cls, *_: int) -> None:
-        if time.perf_counter() > cls.deadline:
-            raise TimeUp
-
-    def new_episode(self, prompt, prompt_index, sample_index):
-        return ScriptedEpisode(
-            self.scripts[prompt_index, sample_index], prompt, prompt_index=prompt_index, sample_index=sample_index,
-            policy_step=0, sampling=self._sampling,
-        )  # fmt: skip
-
-    def finish(self, slot, stop):
-        started = self._episodes[slot.order].started
-        type(self).longest = max(self.longest, time.perf_counter() - started)
-        super().finish(slot, stop)
-
-    def end_turn(self, slot, episode, ended):
-        turn = episode.script["turns"][episode.turn_index]
-        if "tool_tokens" not in turn:
-            episode.close_turn(ended=False)
-            self.finish(slot, StopReason.ANSWERED)
-            return
-        self.scheduler.park(slot)
-        future = self.start_tool(0.0 if self.instant else turn["tool_seconds"])
-        self.open_turns.append(OpenTurn(episode, slot, False, [], [future]))
-
-    def start_tool(self, seconds):
-        future: Future = Future()
-        threading.Timer(seconds, future.set_result, [None]).start() if seconds else future.set_result(None)
-        return future
-
-    def deliver_turn(self, turn):
-        self._stats.tool_seconds += time.perf_counter() - turn.submitted
-        count = turn.episode.script["turns"][turn.episode.turn_index]["tool_tokens"]
-        turn.episode.close_turn(ended=False)
-        turn.episode.append_suffix([random.randrange(300) for _ in range(count)])
-        self.scheduler.resume(turn.slot)
-
-
-def load_workload(name: str, copies: int) -> tuple[list[dict], int]:
-    """Trajectories, `copies` times with other prompts, and samples per prompt."""
-    data = json.loads((Path(__file__).parent / "workloads" / f"{name}.json").read_text())
-    prompts = data["meta"]["prompts"]
-    rows = [row | {"prompt": row["prompt"] + c * prompts} for c in range(copies) for row in data["trajectories"]]
-    return rows, data["meta"]["samples_per_prompt"]
 
 
 def floor_seconds(rows: list[dict], weight_bytes: int, token_bytes: int, bandwidth: float, ranks: int) -> float:
@@ -183,10 +108,7 @@ def build_engine(options: argparse.Namespace, rows: list[dict], device: torch.de
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with device:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=IMPLEMENTATION).eval()
-    lengths = [
-        row["prompt_tokens"] + sum(t["new_tokens"] + t.get("tool_tokens", 0) for t in row["turns"]) for row in rows
-    ]
-    tokens = options.kv_tokens or sum(lengths) + 32 * len(lengths)
+    tokens = options.kv_tokens or sum(map(length_of, rows)) + 32 * len(rows)
     pages = 1 + -(-tokens // 16)
     cache = PagedCache(config, pages, 16, dtype, device, releasable=options.release_kv)
     settings = SimpleNamespace(
@@ -199,8 +121,7 @@ def build_engine(options: argparse.Namespace, rows: list[dict], device: torch.de
     )  # fmt: skip
     decoder = build_decoder(settings, model, cache, device)
     chat = SimpleNamespace(stop_ids=frozenset())
-    scripts = {(row["prompt"], row["sample"]): row for row in rows}
-    run_type = type("Run", (ScriptedRun,), {"scripts": scripts})
+    run_type = type("Run", (ScriptedRun,), {"scripts": scripts_of(rows)})
     engine = RolloutEngine(
         decoder, chat, object(), decode_rows=options.rows, page_size=16, num_pages=pages, prefill_tokens=8192,
         forced_tokens=options.forced_tokens if decoder.pipelined else 0, step_rows=decoder.step_rows,

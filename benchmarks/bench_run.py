@@ -1,151 +1,149 @@
-"""A few whole steps of a config by main.py with random weights, on a GPU of which only so much is left free.
+"""A few whole steps of a config by main.py with random weights, on as many ranks as a launcher starts.
 
-    python benchmarks/bench_run.py --config configs/qwen3_4b_instruct_1gpu.json --cap 40 --set train.steps=3
-        --set rollout.trajectories_per_step=16 --set rollout.max_new_tokens=1024 --set rollout.max_turns=2
+    python benchmarks/bench_run.py --config configs/qwen3_4b_instruct_1gpu.json --run-dir RUN --cap 40
+        --set train.steps=3 --set rollout.trajectories_per_step=16 --set rollout.max_new_tokens=1024
+        --set rollout.max_turns=2
+    PROGRAM=benchmarks/bench_run.py NUM_GPUS=8 bash scripts/qwen3_8b_8gpu.sh --run-dir RUN --cap 80
+        --workload retool_256 --set train.steps=3 --set train.warmup_steps=0
+    ... --run-dir RUN --workload retool_256 --set train.steps=4 --set train.warmup_steps=0 --resume --no-save
+    ... --run-dir OTHER --workload retool_256 --like RUN --no-save        (on another number of ranks)
 
 The shipped tiny tokenizer and problems stand in for those that would have to be fetched. Random weights answer nothing
-right, so grades alternate within a group: rollout, update and optimizer do the full work. A second process holds the
-rest of the GPU's memory, so weights, cache, captured graphs and the libraries' own buffers all count against the cap.
-Prints a JSON line: seconds of each phase, the most GPU memory in use, the most host memory, and of each checkpoint the
-seconds and what it added to the process's own memory.
+right, so grades alternate within a group: rollout, update and optimizer do the full work. With --workload the
+trajectories of a step are those of a file of benchmarks/workloads: its prompts, the lengths of its turns and the
+latencies of its tool calls, whatever the policy draws. Without it they end where the random policy ends them.
+
+--cap: on each rank's own GPU a second process holds all other memory, so weights, cache, captured graphs and the
+libraries' own buffers all count against it. --like: the same steps as another run's, token for token, whose losses and
+gradient norms stand beside these.
+
+Rank 0 prints a JSON line for each step and each checkpoint, and one of the whole: of each step the seconds of its
+phases (mean over ranks, "slowest_" beside it), the rollout's own seconds and tokens on each rank, its balance (the
+slowest rank over max(longest trajectory, mean over ranks), which no dealing could better; a trajectory counts from its
+first draw), the most GPU memory so far and the most host memory since the last checkpoint began on each rank, loss and
+gradient norm; of each checkpoint the seconds of each rank, and its own host memory before and at most meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
+import os
 import sys
-import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import checkpoint
 import main as program
-import trainer
-from reward import Grade, Reason
+from benchmarks.machine import describe
+from benchmarks.memory_watch import Cap, HostWatch
+from benchmarks.run_watch import SaveWatch, StepWatch, alternate_grades, save_nothing, train_on
+from benchmarks.scripted import Row, ScriptedRun, length_of, load_workload, scripted_ids, scripts_of
+from config import Config, ConfigError
+from data import Problem
+from rollout.engine import RolloutEngine
+from startup import inputs
+from trainer import TrainingData
 
 STAND_INS = (
     "model.random_weights=true", "model.tokenizer_path=models/tiny_qwen3", "eval.path=",
     "data.path=models/tiny_qwen3/problems.jsonl",
 )  # fmt: skip
-# Holds all but `cap` bytes of the device, then watches what is free until its input ends; prints the least.
-HOLDER = """
-import sys, threading, torch
-free, total = torch.cuda.mem_get_info()
-held = torch.empty(max(0, free - int(float(sys.argv[1]) * 1e9)), dtype=torch.int8, device="cuda")
-least = start = torch.cuda.mem_get_info()[0]
-print(start, flush=True)
-over = threading.Event()
-threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
-while not over.wait(0.02):
-    least = min(least, torch.cuda.mem_get_info()[0])
-print(start - least, flush=True)
-"""
 
 
-class HostWatch:
-    """The most host memory in use while it runs: of the whole machine against its start, and of this process."""
-
-    def __init__(self) -> None:
-        self._over = threading.Event()
-        self._start = self._least = _available()
-        self._most = _resident()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._over.wait(0.1):
-            self._least = min(self._least, _available())
-            self._most = max(self._most, _resident())
-
-    def begin(self) -> float:
-        """GB resident now, from which on the most is taken anew."""
-        self._most = _resident()
-        return self._most / 1e9
-
-    @property
-    def most(self) -> float:
-        """GB resident at most since `begin`."""
-        return self._most / 1e9
-
-    def stop(self) -> dict[str, float]:
-        self._over.set()
-        self._thread.join()
-        return {"host_used_gb": (self._start - self._least) / 1e9}
-
-
-def _resident() -> int:
-    """Bytes of this process's own; pages of mapped files do not count."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) * 1024
-
-
-def _available() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
-
-
-def alternate_grades() -> None:
-    """Every other trajectory counts as right, so that no group is equal."""
-    turn = iter(range(1 << 60))
-
-    def grade(*_: object) -> Grade:
-        right = next(turn) % 2 == 0
-        return Grade(right, Reason.CORRECT if right else Reason.NO_BOX)
-
-    trainer.grade_trajectory = grade
-
-
-def time_saves(host: HostWatch) -> list[dict[str, float]]:
-    """Of each checkpoint the seconds of writing it, its checksums included, and the host memory before and at most
-    meanwhile; filled, and printed, as they are written."""
-    write, saves = checkpoint.CheckpointStore._write, []
-
-    def timed(store: checkpoint.CheckpointStore) -> None:
-        started, before = time.perf_counter(), host.begin()
-        write(store)
-        saves.append({"seconds": time.perf_counter() - started, "resident_gb": before, "most_gb": host.most})
-        print(json.dumps({"save": saves[-1]}), flush=True)
-
-    checkpoint.CheckpointStore._write = timed  # type: ignore[method-assign]
-    return saves
-
-
-def main() -> int:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE")
-    parser.add_argument("--run-dir", required=True, help="a new folder")
-    parser.add_argument("--cap", type=float, default=None, help="GB of the GPU that are left free")
-    options = parser.parse_args()
-    holder = None
-    if options.cap:
-        holder = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, str(options.cap)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert holder.stdout
-        print(f"free on the GPU: {int(holder.stdout.readline()) / 1e9:.2f} GB", flush=True)
+    parser.add_argument("--run-dir", required=True, help="a new folder, or with --resume that of the run")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint; repeat the words")
+    parser.add_argument("--workload", help="a file of benchmarks/workloads: so many trajectories, so long")
+    parser.add_argument("--shrink", type=int, default=1, help="the workload's lengths and latencies, divided by this")
+    parser.add_argument("--like", type=Path, metavar="RUN", help="train on the trajectories of this run: no rollout")
+    parser.add_argument("--no-save", action="store_true", help="no checkpoints: at 8B one takes 131 GB")
+    parser.add_argument("--cap", type=float, default=None, help="GB of each GPU that are left free")
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher adds it
+    return parser.parse_args()
+
+
+def follow(rows: list[Row], samples: int) -> tuple[type[ScriptedRun], list[str]]:
+    """Makes trajectories those of the script; its run type, and the settings that this needs."""
+
+    def load_data(config: Config, *_: Any) -> TrainingData:
+        longest, limit = max(map(length_of, rows)), config.rollout.context_length
+        if longest > limit:
+            told = f"the workload has a trajectory of {longest} tokens; raise it, or --shrink the workload"
+            raise ConfigError("rollout.context_length", limit, told)
+        lengths = {row["prompt"]: row["prompt_tokens"] for row in rows}
+        problems = [Problem(f"scripted prompt {i}", "1", i + 1) for i in range(len(lengths))]
+        return TrainingData(problems, [scripted_ids(lengths[i], i) for i in range(len(lengths))])
+
+    inputs.load_data = load_data  # type: ignore[assignment]
+    script = type("Run", (ScriptedRun,), {"scripts": scripts_of(rows)})
+    RolloutEngine.run_type = script
+    return script, [
+        f"rollout.trajectories_per_step={len(rows)}", f"rollout.samples_per_prompt={samples}", "data.shuffle=false",
+        "train.check=false",  # its probe is none of the script's trajectories
+    ]  # fmt: skip
+
+
+def main() -> int:
+    options = parse()
+    cap = Cap(options.cap) if options.cap else None
     alternate_grades()
+    script, settings = None, [*STAND_INS, *options.set]
+    if options.workload:
+        script, needed = follow(*load_workload(options.workload, 1, options.shrink))
+        settings += needed
+    if options.like:
+        train_on(options.like)
     host, started = HostWatch(), time.perf_counter()
-    saves = time_saves(host)
-    words = [word for text in (*STAND_INS, *options.set) for word in ("--set", text)]
+    steps, saves = StepWatch(host, script, options.like), SaveWatch(host)
+    if options.no_save:
+        save_nothing()
+    words = [word for text in settings for word in ("--set", text)]
+    words += ["--resume"] if options.resume else []
     status = program.main(["--config", options.config, "--run-dir", options.run_dir, *words])
-    found = {"benchmark": "run", "config": options.config, "settings": options.set, "status": status, **host.stop()}
-    found["seconds"] = time.perf_counter() - started
-    if holder:
-        found["gpu_used_gb"] = int(holder.communicate()[0]) / 1e9
-    lines = (Path(options.run_dir) / "metrics.jsonl").read_text().splitlines() if status == 0 else []
-    names = ("seconds", "seconds_rollout", "seconds_update", "seconds_save", "peak_memory_gb", "sampled_tokens")
-    found["steps"] = [{name: json.loads(line).get(name) for name in names} for line in lines]
-    checkpoints = [p for p in Path(options.run_dir).glob("checkpoints/*/**/*") if p.is_file()]
-    found["saves"] = saves
-    found["checkpoint_gb"] = sum(p.stat().st_size for p in checkpoints) / 1e9
-    print(json.dumps(found), flush=True)
+    found = {
+        "benchmark": "run", "config": options.config, "workload": options.workload, "shrink": options.shrink,
+        "settings": options.set, "status": status, **host.stop(), "seconds": round(time.perf_counter() - started, 1),
+    }  # fmt: skip
+    report(found, options, steps, saves, cap)
     return status
 
 
+def report(found: dict[str, Any], options: argparse.Namespace, steps: StepWatch, saves: SaveWatch, cap: Any) -> None:
+    """Prints the line of the whole on rank 0. Collective where a step was taken and the run ended well."""
+    mine = {"saves": saves.found, "gpu_free_gb": cap and cap.free_gb, "gpu_used_gb": cap and cap.used_gb()}
+    parts = steps.ranks.gather(mine) if steps.ranks and found["status"] == 0 else [mine]
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if cap:
+        found |= {name: [part[name] for part in parts] for name in ("gpu_free_gb", "gpu_used_gb")}
+    checkpoints = [p for p in Path(options.run_dir).glob("checkpoints/*/**/*") if p.is_file()]
+    saved = zip(*(part["saves"] for part in parts), strict=True)
+    found |= {
+        "ranks": int(os.environ.get("WORLD_SIZE", "1")), "like": options.like and str(options.like),
+        "continued_after": steps.steps[0]["step"] - 1 if options.resume and steps.steps else None,
+        "steps": steps.steps, "saves": [by_name(save) for save in saved],
+        "checkpoint_gb": sum(p.stat().st_size for p in checkpoints) / 1e9,
+        **describe(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+    }  # fmt: skip
+    print(json.dumps(found), flush=True)
+
+
+def by_name(ranks: Sequence[dict[str, float]]) -> dict[str, list[float]]:
+    """Each figure of every rank, in rank order."""
+    return {name: [round(one[name], 3) for one in ranks] for name in ranks[0]}
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    sys.exit(code)

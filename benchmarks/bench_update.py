@@ -26,9 +26,9 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import policy as policy_module
-from benchmarks.bench_rollout import load_workload
 from benchmarks.kernels import kernel_times, time_table
 from benchmarks.machine import describe, matrix_rate
+from benchmarks.scripted import load_workload
 from config import Config, parse_config
 from data import collate
 from objectives.minibatch import token_weights

@@ -21,7 +21,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.bench_rollout import ScriptedRun, load_workload, rollout
+from benchmarks.bench_rollout import rollout
+from benchmarks.scripted import ScriptedRun, load_workload, scripts_of
 from rollout.decoder import Done, Draws
 from rollout.engine import RolloutEngine
 from rollout.graphs import rows_beside
@@ -89,9 +90,8 @@ def main() -> None:
         decoder, chat, tool, decode_rows=options.rows, page_size=16, num_pages=1 + options.kv_tokens // 16,
         prefill_tokens=8192, forced_tokens=512, step_rows=options.rows + rows_beside(options.rows),
     )  # fmt: skip
-    scripts = {(row["prompt"], row["sample"]): row for row in rows}
     engine.run_type = type("Run", (TimedRun,), {
-        "scripts": scripts, "instant": options.instant, "clock": clock, "due": [],
+        "scripts": scripts_of(rows), "instant": options.instant, "clock": clock, "due": [],
     })  # fmt: skip
     alone: Any = SimpleNamespace(gather=lambda item: [item], counter=lambda name: itertools.count().__next__)
     rollout(engine, alone, rows, samples, "simulation", limit=600.0)

@@ -2,6 +2,7 @@
 #   NUM_GPUS=4 scripts/X.sh             this many processes on this machine (default: all visible GPUs, at least 1)
 #   HOSTFILE=hosts scripts/X.sh         `deepspeed --hostfile`, run once, on the first machine
 #   NNODES=2 NODE_RANK=0 MASTER_ADDR=.. MASTER_PORT=.. scripts/X.sh     torchrun, run on every machine
+#   PROGRAM=benchmarks/bench_run.py     started in place of main.py, by the same command
 #   DRY_RUN=1                           print the command and stop
 # CUDA_VISIBLE_DEVICES is respected as it is.
 [ -z "${DRY_RUN:-}" ] || SKIP_INSTALL=1
@@ -16,6 +17,11 @@ launch() {
         echo "error: HOSTFILE=$HOSTFILE: cannot be read; name a file of lines such as 'host slots=8'" >&2
         exit 2
     fi
+    local program=${PROGRAM:-main.py}
+    if [ ! -r "$program" ]; then
+        echo "error: PROGRAM=$program: cannot be read; name a file of this repository" >&2
+        exit 2
+    fi
     local gpus=${NUM_GPUS:-}
     if [ -z "$gpus" ]; then
         gpus=$(python -c 'import torch; print(max(1, torch.cuda.device_count()))' 2>/dev/null) || {
@@ -23,15 +29,15 @@ launch() {
             exit 2
         }
     fi
-    local command=(python main.py)
+    local command=(python "$program")
     if [ -n "${HOSTFILE:-}" ]; then
-        command=(deepspeed --hostfile "$HOSTFILE" ${NUM_GPUS:+--num_gpus "$NUM_GPUS"} main.py)
+        command=(deepspeed --hostfile "$HOSTFILE" ${NUM_GPUS:+--num_gpus "$NUM_GPUS"} "$program")
     elif [ "${NNODES:-1}" -gt 1 ]; then
         command=(torchrun --nnodes "$NNODES" --node-rank "${NODE_RANK:?set NODE_RANK on every machine}"
             --master-addr "${MASTER_ADDR:?set MASTER_ADDR to the first machine}"
-            --master-port "${MASTER_PORT:-29500}" --nproc-per-node "$gpus" main.py)
+            --master-port "${MASTER_PORT:-29500}" --nproc-per-node "$gpus" "$program")
     elif [ "$gpus" -gt 1 ]; then
-        command=(torchrun --standalone --nproc-per-node "$gpus" main.py)
+        command=(torchrun --standalone --nproc-per-node "$gpus" "$program")
     fi
     command+=(--config "$@")
     if [ -n "${DRY_RUN:-}" ]; then printf '%q ' "${command[@]}"; echo; return; fi

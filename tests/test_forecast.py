@@ -57,11 +57,11 @@ BESIDE = 3e9  # the CUDA context and captured graphs; bench_decode.py measured l
 
 
 @pytest.mark.parametrize(
-    ("config", "shape", "gigabytes"),
-    [("qwen3_8b_8gpu", "Qwen3-8B", 80), ("gpt_oss_20b_8gpu", "gpt-oss-20b", 141),
-     ("gpt_oss_20b_gsm8k_8gpu", "gpt-oss-20b", 141)],
+    ("config", "shape", "gigabytes", "spare"),  # spare: what torch's allocator and NCCL may take beside
+    [("qwen3_8b_8gpu", "Qwen3-8B", 80, 7), ("gpt_oss_20b_8gpu", "gpt-oss-20b", 141, 2),
+     ("gpt_oss_20b_gsm8k_8gpu", "gpt-oss-20b", 141, 2)],
 )  # fmt: skip
-def test_the_shipped_configs_for_eight_gpus_fit_those_the_readme_names(config, shape, gigabytes):
+def test_the_shipped_configs_for_eight_gpus_fit_those_the_readme_names(config, shape, gigabytes, spare):
     """All of it at once: states, cache, buckets of gradients, and one micro-batch of which no layer is kept."""
     settings = load_config(ROOT / f"configs/{config}.json")
     form = AutoConfig.from_pretrained(ROOT / f"models/shapes/{shape}")
@@ -78,7 +78,7 @@ def test_the_shipped_configs_for_eight_gpus_fit_those_the_readme_names(config, s
         settings = dataclasses.replace(settings, train=dataclasses.replace(settings.train, **least))
     memory = forecast(settings, form, sum(sizes), int(cache), 8, room=0)
     assert memory.kept_layers == 0 and memory.weights == weights
-    assert memory.device + buckets + BESIDE <= gigabytes * 1e9
+    assert memory.device + buckets + BESIDE <= (gigabytes - spare) * 1e9
 
 
 def test_offload_moves_the_optimizer_to_the_host():

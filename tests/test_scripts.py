@@ -19,7 +19,8 @@ PYTHON_FIRST = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "
 
 
 def environment(**variables: str) -> dict[str, str]:
-    launcher = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NUM_GPUS", "HOSTFILE", "NNODES"}
+    launcher = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NUM_GPUS", "HOSTFILE", "NNODES",
+                "PROGRAM"}  # fmt: skip
     return {k: v for k, v in os.environ.items() if k not in launcher} | PYTHON_FIRST | variables
 
 
@@ -48,8 +49,20 @@ def test_a_hostfile_goes_through_the_deepspeed_launcher(tmp_path):
     assert words.startswith(f"deepspeed --hostfile {tmp_path}/hosts --num_gpus 8 main.py --config")
 
 
+def test_another_program_is_started_by_the_same_command():
+    other, ours = (dry_run("qwen3_8b_8gpu", NUM_GPUS="8", **v) for v in ({"PROGRAM": "benchmarks/bench_run.py"}, {}))
+    assert other == ours.replace("main.py", "benchmarks/bench_run.py") != ours
+
+
 @pytest.mark.parametrize(
-    ("name", "value"), [("NUM_GPUS", "abc"), ("NUM_GPUS", "0"), ("NNODES", "two"), ("HOSTFILE", "no_such_file")]
+    ("name", "value"),
+    [
+        ("PROGRAM", "no_such.py"),
+        ("NUM_GPUS", "abc"),
+        ("NUM_GPUS", "0"),
+        ("NNODES", "two"),
+        ("HOSTFILE", "no_such_file"),
+    ],
 )
 def test_a_machine_setting_that_cannot_be_meant_is_refused(name, value):
     assert f"error: {name}={value}: " in dry_run("qwen3_8b_8gpu", **({"NUM_GPUS": "1"} | {name: value}))

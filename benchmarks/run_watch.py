@@ -1,0 +1,135 @@
+"""What every rank saw of a run's steps, gathered after each of them: wraps the trainer's functions from outside.
+
+The program itself has no hooks. Every rank must install the same watch, since gathering is collective.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import checkpoint
+import trainer
+from benchmarks.memory_watch import HostWatch
+from benchmarks.scripted import ScriptedRun
+from report.trajectories import read_step
+from reward import Grade, Reason
+from rollout.records import RolloutRecord, StopReason, ToolCall, Turn
+from rollout.stats import RolloutStats
+
+OF_THE_STEP = (  # alike on all ranks
+    "step", "loss", "grad_norm", "mismatch_mean", "trajectories", "sampled_tokens", "tokens", "tool_calls",
+    "rollout_occupancy", "rollout_preemptions", "rollout_eager_steps", "update_tokens_per_second",
+)  # fmt: skip
+
+
+class StepWatch:
+    """The figures of each step that this process took; printed on rank 0 as they come."""
+
+    def __init__(self, host: HostWatch, script: type[ScriptedRun] | None, like: Path | None):
+        """script: whose longest trajectory is measured. like: a run with whose steps these are compared."""
+        self.steps: list[dict[str, Any]] = []
+        self.ranks: Any = None  # the trainer's, once there is a step
+        self._host, self._script, self._like = host, script, metrics_of(like) if like else {}
+        inner = trainer.Trainer.train_step
+
+        def watched(run: trainer.Trainer, step: int) -> dict[str, Any]:
+            if script:
+                script.longest_drawing = 0.0
+            row = inner(run, step)
+            self.ranks = run.ranks
+            self._note(row, run.ranks.gather(self._of_this_rank(row, run._rollout_stats())))
+            return row
+
+        trainer.Trainer.train_step = watched  # type: ignore[method-assign]
+
+    def _of_this_rank(self, row: dict[str, Any], rollout: RolloutStats) -> dict[str, Any]:
+        mine = {name: value for name, value in row.items() if name == "seconds" or name.startswith("seconds_")}
+        memory = {"resident_gb": self._host.most}
+        if torch.cuda.is_available():
+            peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+            memory |= {"peak_allocated_gb": peaks[0] / 1e9, "peak_reserved_gb": peaks[1] / 1e9}
+        longest = self._script.longest_drawing if self._script else 0.0
+        return {"seconds": mine, "memory": memory, "rollout": rollout, "longest": longest}
+
+    def _note(self, row: dict[str, Any], parts: list[dict[str, Any]]) -> None:
+        found = {name: row.get(name) for name in OF_THE_STEP}
+        for name in parts[0]["seconds"]:
+            values = [part["seconds"][name] for part in parts]
+            found[name] = round(sum(values) / len(values), 4)
+            if len(values) > 1:
+                found[name.replace("seconds", "slowest", 1)] = max(values)
+        for name in parts[0]["memory"]:  # the most so far, by rank
+            found[name] = [round(part["memory"][name], 3) for part in parts]
+        rollouts, longest = [part["rollout"].seconds for part in parts], max(part["longest"] for part in parts)
+        found["rollout_per_rank"] = [round(seconds, 3) for seconds in rollouts]
+        found["tokens_per_rank"] = [part["rollout"].decode_tokens for part in parts]
+        if longest:
+            found["longest_seconds"] = round(longest, 3)
+            found["balance"] = round(max(rollouts) / max(longest, sum(rollouts) / len(rollouts)), 3)
+        other = self._like.get(row["step"])
+        if other:
+            found["like"] = {name: other.get(name) for name in ("loss", "grad_norm", "tokens")}
+        self.steps.append(found)
+        if self.ranks.rank == 0:
+            print(json.dumps(found), flush=True)
+
+
+class SaveWatch:
+    """Of each checkpoint the seconds of this process's writing, its checksums included, and its host memory before and
+    at most meanwhile; printed on rank 0 as they come."""
+
+    def __init__(self, host: HostWatch) -> None:
+        self.found: list[dict[str, float]] = []
+        write = checkpoint.CheckpointStore._write
+
+        def timed(store: checkpoint.CheckpointStore) -> None:
+            started, before = time.perf_counter(), host.begin()
+            write(store)
+            self.found.append({"seconds": time.perf_counter() - started, "resident_gb": before, "most_gb": host.most})
+            if store._rank == 0:
+                print(json.dumps({"save": self.found[-1]}), flush=True)
+
+        checkpoint.CheckpointStore._write = timed  # type: ignore[method-assign]
+
+
+def save_nothing() -> None:
+    checkpoint.CheckpointStore.begin = lambda *_: None  # type: ignore[method-assign]
+
+
+def alternate_grades() -> None:
+    """Every other trajectory counts as right, so that no group is equal."""
+    turn = iter(range(1 << 60))
+
+    def grade(*_: object) -> Grade:
+        right = next(turn) % 2 == 0
+        return Grade(right, Reason.CORRECT if right else Reason.NO_BOX)
+
+    trainer.grade_trajectory = grade
+
+
+def train_on(run_dir: Path) -> None:
+    """No rollout: each step trains on the trajectories that the same step of `run_dir` sampled."""
+
+    def stored(_: trainer.Trainer, step: int, *__: Any) -> list[RolloutRecord]:
+        return [record_of(row) for row in read_step(run_dir, step + 1)]
+
+    trainer.Trainer._rollout = stored  # type: ignore[method-assign]
+
+
+def record_of(row: dict[str, Any]) -> RolloutRecord:
+    """The record of a stored row; a mixture's experts are not stored."""
+    turns = [turn | {"calls": tuple(ToolCall(**call) for call in turn["calls"])} for turn in row["turns"]]
+    lines = {name: tuple(row[name]) for name in ("token_ids", "sampled", "logprobs")}
+    numbers = {name: row[name] for name in ("prompt_index", "sample_index", "policy_step")}
+    return RolloutRecord(**numbers, **lines, turns=tuple(Turn(**turn) for turn in turns), stop=StopReason(row["stop"]))
+
+
+def metrics_of(run_dir: Path) -> dict[int, dict[str, Any]]:
+    """By step."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row for row in rows}
