@@ -80,7 +80,8 @@ class Memory:
 
     def __str__(self) -> str:
         teacher = self.teacher and (
-            f", teacher {self.teacher.resident / GIGABYTE:.2f} and {self.teacher.host / GIGABYTE:.2f} on the host, "
+            f", teacher's weights {self.teacher.resident / GIGABYTE:.2f} and "
+            f"{self.teacher.host / GIGABYTE:.2f} on the host, "
             f"its pass before the update {self.teacher_pass / GIGABYTE:.2f}"
         )
         return (

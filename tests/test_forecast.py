@@ -202,7 +202,10 @@ def test_a_teachers_pass_has_a_peak_of_its_own_beside_the_updates():
     assert lent.device == states + lent.teacher_pass and lent.host == 2 * TAUGHT
     cached, released = (dataclasses.replace(lent, kv_cache=10**9, kv_released=r) for r in (False, True))
     assert (cached.device, released.device) == (lent.device + 10**9, lent.device)
-    assert f"teacher 0.00 and 8.04 on the host, its pass before the update {lent.teacher_pass / 1e9:.2f}" in str(lent)
+    assert (
+        f"teacher's weights 0.00 and 8.04 on the host, its pass before the update {lent.teacher_pass / 1e9:.2f}"
+        in str(lent)
+    )
     assert "teacher" not in str(plain)
 
 

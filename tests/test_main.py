@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import checkpoint
 import main as program
 from report.trajectories import read_step
+from runtime.checksums import checksum
 from startup import arguments
 
 ROOT = Path(__file__).parent.parent
@@ -196,7 +197,7 @@ def alter(folder: Path, pattern: str, key: str) -> None:
         value.data.add_(0.05 * torch.randn(value.shape, generator=generator))
     torch.save(state, path)
     sums = json.loads((folder / "checksums_rank_0.json").read_text())
-    sums[f"engine/{path.name}"] = checkpoint._checksum(path)
+    sums[f"engine/{path.name}"] = checksum(path)
     (folder / "checksums_rank_0.json").write_text(json.dumps(sums))
 
 
