@@ -49,7 +49,9 @@ class Surroundings:
         os.chmod(self.folder, 0o755)
         path = Path(self.folder, "answers.jsonl")
         path.write_text(CANARY_VALUE)
-        os.environ[CANARY_ENV] = CANARY_VALUE
+        inherited = dict(os.environ)
+        os.environ.clear()
+        os.environ |= {CANARY_ENV: CANARY_VALUE, **inherited}  # first: a case reads the start of an environment alone
         self.listener = socket.create_server(("127.0.0.1", 0))
         name = f"canary-{os.getpid()}"
         self.abstract = socket.socket(socket.AF_UNIX)
