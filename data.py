@@ -97,7 +97,7 @@ def duplicates(problems: Sequence[Problem], path: str) -> str | None:
         "times); scripts/prepare_data.py writes each once"
     )
     torn = sum(count > 1 for count in Counter(prompt for prompt, _ in answers).values())
-    return text + (f"; {torn} prompts have contradictory answers" if torn else "")
+    return text + (f"; {torn} {'prompt has' if torn == 1 else 'prompts have'} contradictory answers" if torn else "")
 
 
 def distinct(problems: Sequence[Problem]) -> list[Problem]:

@@ -21,7 +21,7 @@ from config import Config
 from data import Problem, ProblemStream, data_digest
 from evaluation import scores
 from objectives import entropies, groups
-from objectives.minibatch import plan_updates
+from objectives.minibatch import plan_updates, why_no_update
 from report.writers import RunWriter
 from reward import Grade, grade_trajectory, score, shaping
 from rollout.records import RolloutRecord, SamplingConfig, Scored
@@ -261,8 +261,8 @@ class Trainer:
             "reasons": groups.count_reasons(records, scored),
             "tool_statuses": dict(Counter(call.status for call in calls)),
         }
+        row |= stats.row(self.config.loss) if stats else {"nothing_trained": why_no_update(scored, self.config)}
         if stats:
-            row |= stats.row(self.config.loss)
             row["update_tokens_per_second"] = stats.tokens / self._seconds["update"]
         if torch.cuda.is_available():
             row["peak_memory_gb"] = torch.cuda.max_memory_allocated() / 1e9

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from config import Config, RolloutConfig
 from data import ResponseTokenBatch, collate
-from objectives.groups import by_prompt, is_equal
+from objectives.groups import by_prompt, equal_share, is_equal
 from rollout.records import Scored, StopReason
 
 CUT = frozenset({StopReason.TURN_TOKENS, StopReason.CONTEXT_FULL})  # ran out of tokens
@@ -44,6 +44,14 @@ def plan_updates(scored: Sequence[Scored], config: Config, world_size: int) -> l
         weights = token_weights(items, loss.policy, token_budget(config.rollout))
         updates.append(collate(items, weights, config.micro_batch_tokens, world_size, leave_out_equal=not every))
     return updates
+
+
+def why_no_update(scored: Sequence[Scored], config: Config) -> str:
+    """Why `plan_updates` gave none. scored: all records of the step, those of equal groups that were refilled too."""
+    equal_are_trained = config.loss.needs_every_row and not config.rollout.max_refills
+    if equal_share(scored) == 1.0 and not equal_are_trained:
+        return "all rewards of each group are equal"
+    return "every trajectory that could teach ran out of tokens, and loss.overlong_mask leaves such out"
 
 
 def token_weights(scored: Sequence[Scored], policy: str, budget: int) -> list[float]:

@@ -21,6 +21,7 @@ from report import charts
 from report.blobs import pack_json
 from report.html import render
 from report.runs import NORMAL_95, Column, Run, RunError, read_run
+from report.settings import changes
 from runtime.files import OUT, write_whole
 
 # Name in the metrics row, its words, and which way is better (+1 up, -1 down, 0 neither).
@@ -68,7 +69,7 @@ def compare(a: Path, b: Path, last: int, out: str | None) -> str:
     header = ["", "A", "B", "B - A", "95 %", "steps", ""]
     lines = _aligned([header, *(pair.cells() for pair in pairs)])
     changed = [f"{name}: {was} -> {now}" for name, was, now in settings_changed(*runs)]
-    return "\n".join([f"A = {a}", f"B = {b}", *changed, *lines, f"{path}: the curves"])
+    return "\n".join([f"A = {a}", f"B = {b}", *_resumed(*runs), *changed, *lines, f"{path}: the curves"])
 
 
 def _has(row: dict[str, Any], name: str) -> bool:
@@ -117,6 +118,12 @@ def settings_changed(a: Run, b: Run) -> list[tuple[str, str, str]]:
     return [(name, ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]]
 
 
+def _resumed(a: Run, b: Run) -> list[str]:
+    """What a resume changed in either run: `Run.config` holds the last settings, and earlier steps had others."""
+    found = (("A", changes(a.path)), ("B", changes(b.path)))
+    return [f"{letter}, changed by a resume: {'; '.join(lines)}" for letter, lines in found if lines]
+
+
 def _settings(run: Run) -> dict[str, str]:
     sections = dataclasses.asdict(run.config)
     return {f"{s}.{name}": json.dumps(value) for s, fields in sections.items() for name, value in fields.items()}
@@ -138,7 +145,7 @@ def _page(a: Run, b: Run, pairs: Sequence[Pair]) -> str:
     return render(
         "compare.html.j2", [], {"charts": pack_json(blob)},
         title=f"{a.name} and {b.name}", a=str(a.path), b=str(b.path), pairs=pairs, changed=settings_changed(a, b),
-        groups=[group.title for group in groups],
+        resumed=_resumed(a, b), groups=[group.title for group in groups],
         sections=[("table", "Table"), *((f"g{i}", group.title) for i, group in enumerate(groups, start=1))],
     )  # fmt: skip
 

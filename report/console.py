@@ -90,11 +90,14 @@ class LiveConsole:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, header_style="bold", pad_edge=False)
+        table: Any = Table(box=None, header_style="bold", pad_edge=False)
         for header, _ in COLUMNS:
             table.add_column(header, justify="right")
         for row in self._rows:
             table.add_row(*(_short(row[name]) if name in row else "" for _, name in COLUMNS))
+        words = untrained(self._rows[-1]) if self._rows else ""
+        if words:
+            table = Group(table, Text(words, "yellow"))
         done, total, tokens, tools = self._counts
         if not total:
             return table
@@ -110,7 +113,17 @@ def console_line(row: dict[str, Any], steps: int) -> str:
     """One line for people: `step 3/50  reward -0.42  ...`."""
     parts = [f"step {row['step']}/{steps}"]
     parts += [f"{name} {_short(row[name])}" for name in SHOWN if name in row]
-    return "  ".join(parts)
+    return "  ".join([*parts, *filter(None, [untrained(row)])])
+
+
+def untrained(row: dict[str, Any]) -> str:
+    """Why a step, or some of its updates, left the weights as they were; empty where all of it was trained."""
+    if "nothing_trained" in row:
+        return f"nothing trained: {row['nothing_trained']}"
+    bad, updates = row.get("bad_updates", 0), len(row.get("by_update", [0]))
+    if bad == updates:
+        return "nothing trained: loss or gradient not finite (see bad_steps/)"
+    return f"{bad} of {updates} updates not trained: loss or gradient not finite (see bad_steps/)" if bad else ""
 
 
 def _short(value: Any) -> str:

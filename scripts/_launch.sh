@@ -10,6 +10,19 @@ source "$(dirname "${BASH_SOURCE[0]}")/_venv.sh"
 whole_number() { # NAME VALUE
     [[ "$2" =~ ^[1-9][0-9]*$ ]] || { echo "error: $1=$2: set a whole number, at least 1" >&2; exit 2; }
 }
+refuse_bad_settings() { # CONFIG [arguments of main.py]: what main.py would say of them, before what takes long
+    python - --config "$@" <<'PY'
+import sys
+from config import UserError, load_config
+from startup.arguments import train_parser
+args = train_parser().parse_args()
+try:
+    load_config(args.config, args.set)
+except UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+PY
+}
 launch() {
     whole_number NUM_GPUS "${NUM_GPUS:-1}"
     whole_number NNODES "${NNODES:-1}"

@@ -6,6 +6,7 @@ set -euo pipefail
 source "$(dirname "$0")/_launch.sh"
 install requirements.txt
 if [ -z "${DRY_RUN:-}" ]; then
+    refuse_bad_settings configs/tiny_opsd_cpu.json "$@"
     if [ ! -e runs/tiny_teacher/checkpoints/step_50/state.json ]; then
         rm -rf runs/tiny_teacher # what a killed run left
         python main.py --config configs/tiny_cpu.json --run-dir runs/tiny_teacher

@@ -32,6 +32,8 @@ def device_of(config: Config) -> Any:
     if config.train.num_threads:
         torch.set_num_threads(config.train.num_threads)
     if not torch.cuda.is_available():
+        if config.model.dtype == "bfloat16" and os.environ.get("RANK", "0") == "0":  # who means a CPU sets float32
+            say("note: no GPU was found, so the CPU is used; model.dtype=bfloat16 is meant for a GPU and slow here")
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)

@@ -13,16 +13,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from config import UserError
 from data import ResponseTokenBatch
-from modeling.forecast import GIGABYTE, Memory
 from reward import grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason
+from startup import budget
 from startup.parts import Parts
 
 GOLD_ROWS = 100
@@ -71,8 +70,8 @@ def check(parts: Parts) -> list[Line]:
         _check_rollout(parts, records, rollout_seconds),
         mismatch,
         *_check_teacher(parts, records),
-        _check_memory(parts.memory, parts.config.micro_batch_tokens, parts.policy.device),
-        _forecast_time(parts, records, rollout_seconds, forward_seconds),
+        Line("memory", *budget.memory(parts.memory, parts.config.micro_batch_tokens, parts.policy.device)),
+        Line("time", "ok", budget.time(parts, records, rollout_seconds, forward_seconds)),
         Line("mask", "ok", masked(records[0], parts.tokenizer.decode)),
     ]
 
@@ -258,40 +257,3 @@ def _check_rollout(parts: Parts, records: Sequence[RolloutRecord], seconds: floa
     if stops[StopReason.TOOL_INFRA.value]:
         return Line("rollout", "FAIL", f"{text}: the sandbox failed; see its report above")
     return Line("rollout", "ok", text)
-
-
-def _check_memory(memory: Memory, tokens: int, device: torch.device) -> Line:
-    """What is still to come (gradients, moments, one micro-batch) against what is free now."""
-    cuda = device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if cuda else _free_host_bytes()
-    coming = memory.to_come + (0 if memory.optimizer_on_host and cuda else memory.optimizer)
-    text = f"{memory}; micro-batches of up to {tokens} tokens; {free / GIGABYTE:.1f} GB free now"
-    if coming > free:
-        mend = "lower rollout.kv_memory_fraction or train.max_tokens_per_micro_batch, or set train.offload_optimizer"
-        return Line("memory", "note", f"{text}: at most {coming / GIGABYTE:.2f} GB are still to come; {mend}")
-    return Line("memory", "ok", text)
-
-
-def _free_host_bytes() -> int:
-    words = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(words["MemAvailable"].split()[0]) * 1024
-
-
-def _forecast_time(
-    parts: Parts, records: Sequence[RolloutRecord], rollout_seconds: float, forward_seconds: float
-) -> Line:
-    """From the probe: its decode steps are as many as its longest trajectory has sampled tokens."""
-    rollout = parts.config.rollout
-    decode = rollout_seconds / max(record.num_sampled for record in records)
-    rate = sum(len(record.token_ids) for record in records) / forward_seconds
-    passes = 4 - parts.memory.kept_layers / parts.memory.layers  # forward, twice that back, and some forward again
-    waves = -(-rollout.trajectories_per_step // (rollout.decode_rows * parts.world_size))
-    length = statistics.median(map(len, parts.data.prompts)) + rollout.max_new_tokens
-    sampling = waves * rollout.max_new_tokens * decode
-    update = rollout.trajectories_per_step / parts.world_size * length * passes / rate
-    return Line(
-        "time", "ok",
-        f"a decode step {1000 * decode:.1f} ms, a forward {rate:.0f} tokens/s on {len(records)} rows; if every "
-        f"trajectory samples {rollout.max_new_tokens} tokens, a step takes about {sampling:.3g} s of sampling and "
-        f"{update:.3g} s of update, more for full rows",
-    )  # fmt: skip

@@ -26,7 +26,7 @@ FIXED_BY_THE_OPTIMIZER = (
 
 def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     """The checkpoint to resume from. A folder that holds a run is never overwritten."""
-    from checkpoint import CheckpointError, newest
+    from checkpoint import CheckpointError, find_latest, newest
     from distillation.teacher import TEACHER_MEAN
 
     if run_dir.exists() and not run_dir.is_dir():
@@ -40,11 +40,9 @@ def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     if not resume:
         traces = ("metrics.jsonl", "checkpoints/step_*", "trajectories/step_*")
         if any(True for trace in traces for _ in run_dir.glob(trace)):
-            raise ConfigError(
-                "--run-dir",
-                str(run_dir),
-                "already holds a run; add --resume, or name another folder (or delete this one)",
-            )
+            mend = "name another folder (or delete this one)"
+            mend = f"; add --resume, or {mend}" if find_latest(run_dir) else f" without a complete checkpoint; {mend}"
+            raise ConfigError("--run-dir", str(run_dir), f"already holds a run{mend}")
         return None
     latest = newest(run_dir)
     if latest is None:
@@ -123,13 +121,16 @@ def load_data(config: Config, chat: Any, path: str, once: bool = False) -> Any:
     problems = load_problems(path, fields, "eval.path" if once else "data.path")
     repeated = duplicates(problems, path)
     if repeated:
-        _say(f"{repeated}{'; each counts once' if once else ''}")
+        _say(f"note: {repeated}{'; each counts once' if once else ''}")
     problems = distinct(problems) if once else problems
     limit = config.rollout.context_length - 1
     data = TrainingData(*render_prompts(problems, render, limit, config.data.over_long_prompts, path))
     if len(data.problems) < len(problems):
         left_out = len(problems) - len(data.problems)
-        _say(f"{path}: {left_out} of {len(problems)} prompts are longer than {limit} tokens and left out")
+        _say(f"note: {path}: {left_out} of {len(problems)} prompts are longer than {limit} tokens and left out")
+    wanted, present = config.rollout.prompts_per_step, len(data.problems)
+    if wanted > present and not once:
+        _say(f"note: a step takes {wanted} prompts, {path} has {present}; each step has some of them more than once")
     return data
 
 

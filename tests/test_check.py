@@ -13,6 +13,7 @@ import main as program
 from config import load_config
 from data import Problem
 from rollout.records import SamplingConfig, StopReason
+from startup.building import device_of
 from startup.check import CheckError, Line, check, masked, require_pass
 from tests.test_engine import FakeTool, Result
 from trainer import TrainingData
@@ -203,6 +204,16 @@ def test_the_command_prints_the_lines_and_its_status(monkeypatch, capsys):
     monkeypatch.setattr("startup.check.TOOL_OUTPUT", "43")
     assert program.main(["check", "--config", "configs/tiny_cpu.json"]) == 1
     assert "FAIL  tool" in capsys.readouterr().out
+
+
+def test_a_config_meant_for_a_gpu_is_noted_where_there_is_none(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    tiny, meant = (load_config(ROOT / f"configs/{name}.json") for name in ("tiny_cpu", "smoke_qwen3_0.6b"))
+    assert device_of(tiny).type == "cpu" and capsys.readouterr().out == ""
+    assert device_of(meant).type == "cpu"
+    assert capsys.readouterr().out.startswith("note: no GPU was found, so the CPU is used; model.dtype=bfloat16")
+    monkeypatch.setenv("RANK", "1")
+    assert device_of(meant).type == "cpu" and capsys.readouterr().out == ""
 
 
 def test_a_run_that_fails_its_check_stops_before_anything_is_written(monkeypatch, capsys, tmp_path):

@@ -15,6 +15,24 @@ def test_the_line_shows_what_the_step_has():
     assert line == "step 3/50  reward -0.25  loss 0.1235"
 
 
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"skipped": True, "nothing_trained": "all rewards of each group are equal"},
+         "nothing trained: all rewards of each group are equal"),
+        ({"bad_updates": 1}, "nothing trained: loss or gradient not finite (see bad_steps/)"),
+        ({"bad_updates": 1, "by_update": [{}, {}]},
+         "1 of 2 updates not trained: loss or gradient not finite (see bad_steps/)"),
+    ],
+)  # fmt: skip
+def test_the_line_says_why_a_step_trained_nothing(row, words):
+    assert console_line({"step": 3, "reward": 0.5} | row, 50) == f"step 3/50  reward 0.5  {words}"
+
+
+def test_a_trained_step_needs_no_words():
+    assert console_line({"step": 3, "bad_updates": 0, "by_update": [{}, {}]}, 50) == "step 3/50"
+
+
 def test_without_a_terminal_there_is_one_line_a_step_and_no_progress(capsys):
     console = open_console(50)
     assert isinstance(console, PlainConsole)
@@ -32,7 +50,8 @@ def screen():
 
 def test_on_a_terminal_the_table_and_the_rollout_move(screen):
     console = LiveConsole(50, screen)
-    console.step({"step": 1, "reward": -0.5, "rollout_tokens_per_second": 1234.5})
+    row = {"step": 1, "reward": -0.5, "rollout_tokens_per_second": 1234.5, "nothing_trained": "all equal"}
+    console.step(row)
     console.progress(3, 8, 100, 2)
     with screen.capture() as moving:
         screen.print(console._render())
@@ -41,6 +60,7 @@ def test_on_a_terminal_the_table_and_the_rollout_move(screen):
         screen.print(console._render())
     console.close()
     text = moving.get()
+    assert "nothing trained: all equal" in text
     assert "step" in text and "-0.5" in text and "1234" in text
     assert "step 2/50  3/8 trajectories" in text and "2 tools running" in text
     assert "8 trajectories sampled, training" in training.get()

@@ -92,8 +92,11 @@ def test_a_repeated_prompt_is_warned_of_with_counts():
 
 
 def test_contradictory_answers_of_one_prompt_are_counted():
-    said = duplicates([Problem("a", "1", 1), Problem("a", "2", 2), Problem("b", "3", 3)], "p.jsonl")
-    assert said is not None and said.endswith("1 prompts have contradictory answers")
+    rows = [Problem("a", "1", 1), Problem("a", "2", 2), Problem("b", "3", 3)]
+    said = duplicates(rows, "p.jsonl")
+    assert said is not None and said.endswith("; 1 prompt has contradictory answers")
+    said = duplicates([*rows, Problem("b", "4", 4)], "p.jsonl")
+    assert said is not None and said.endswith("; 2 prompts have contradictory answers")
 
 
 def test_distinct_keeps_the_first_row_of_each_prompt_in_order():

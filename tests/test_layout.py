@@ -96,7 +96,8 @@ ALLOWED: dict[str, set[str] | None] = {
     "startup": set(),
     "startup.arguments": set(),
     "startup.parts": {"config", "modeling", "rollout.records"},
-    "startup.check": {"config", "data", "modeling", "reward", "rollout.records", "startup.parts"},
+    "startup.budget": {"modeling", "rollout.records", "startup.parts"},
+    "startup.check": {"config", "data", "modeling", "reward", "rollout.records", "startup.budget", "startup.parts"},
     "startup.inputs": {
         "checkpoint",
         "config",

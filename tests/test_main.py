@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import checkpoint
 import main as program
+from config import load_config
 from report.trajectories import read_step
 from runtime.checksums import checksum
-from startup import arguments
+from startup import arguments, inputs
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
@@ -348,8 +349,19 @@ def test_duplicates_and_dropped_prompts_are_counted_aloud(capsys, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert run(tmp_path / "run", f"data.path={path}", "data.over_long_prompts=drop", "train.steps=1") == 0
     said = capsys.readouterr().out
-    assert "5 rows hold 3 distinct prompts (the commonest 3 times)" in said
-    assert "1 of 5 prompts are longer than 191 tokens and left out" in said
+    assert f"note: {path}: 5 rows hold 3 distinct prompts (the commonest 3 times)" in said
+    assert f"note: {path}: 1 of 5 prompts are longer than 191 tokens and left out" in said
+    assert "note: a step takes" not in said  # 4 prompts of 4
+
+
+def test_a_file_with_fewer_problems_than_a_step_takes_is_noted(tmp_path, monkeypatch, capsys):
+    path, config = tmp_path / "problems.jsonl", load_config("configs/tiny_cpu.json", SMALL)
+    path.write_text("".join(json.dumps({"prompt": f"What is {n}+1?", "answer": str(n + 1)}) + "\n" for n in range(3)))
+    chat = inputs.load_chat(config, inputs.load_tokenizer(config))
+    inputs.load_data(config, chat, str(path), once=True)  # an evaluation takes no steps
+    assert "note" not in capsys.readouterr().out
+    inputs.load_data(config, chat, str(path))
+    assert f"note: a step takes 4 prompts, {path} has 3; each step has some" in capsys.readouterr().out
 
 
 def test_a_run_folder_is_never_overwritten(straight, capsys):
@@ -377,7 +389,10 @@ def test_a_folder_with_any_trace_of_a_run_is_not_written_into(tmp_path, capsys, 
     (tmp_path / trace).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / trace).write_text("{}")
     assert run(tmp_path) == 2
-    assert "already holds a run" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    # There is nothing to resume from (a state must be that of its folder), so nobody is sent there.
+    assert "already holds a run without a complete checkpoint; name another folder (or delete this one)" in said
+    assert "--resume" not in said
 
 
 def test_a_run_folder_that_is_a_file_is_refused(tmp_path, capsys):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from config import parse_config
-from objectives.minibatch import plan_updates
+from objectives.minibatch import plan_updates, why_no_update
 from rollout.records import StopReason
 from tests.builders import record, scored
 
@@ -107,3 +107,16 @@ def test_a_masked_cut_trajectory_trains_nowhere_and_counts_nowhere():
 
 def test_where_everything_was_cut_and_masked_there_is_no_update():
     assert plan_updates(step(stop=StopReason.CONTEXT_FULL), config(overlong_mask=True), 1) == []
+
+
+def test_why_there_is_no_update_is_told_by_what_took_the_rows_out():
+    same = step(advantages=((0.0, 0.0), (0.0, 0.0)), stop=StopReason.CONTEXT_FULL)
+    cut = step(stop=StopReason.CONTEXT_FULL)
+    for rows, settings, words in (
+        (same, config(), "all rewards of each group are equal"),
+        (same, config(overlong_mask=True), "all rewards of each group are equal"),
+        (cut, config(overlong_mask=True), "ran out of tokens"),
+        (same, config(overlong_mask=True, kl_coef=0.1), "ran out of tokens"),  # equal groups would be trained
+    ):
+        assert plan_updates(rows, settings, 1) == []
+        assert words in why_no_update(rows, settings)

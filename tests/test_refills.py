@@ -64,6 +64,7 @@ def test_where_nothing_ever_has_a_spread_the_step_is_skipped_and_written(tmp_pat
     made, calls = trainer(tmp_path, spread=set(), refills=2)
     row = made.train_step(0)
     assert (row["skipped"], row["refills"], row["kept_trajectories"]) == (True, 2, 0)
+    assert row["nothing_trained"] == "all rewards of each group are equal"
     assert row["trajectories"] == 12
     assert len(read_step(tmp_path, 1)) == 12
     assert len(calls) == 3

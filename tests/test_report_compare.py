@@ -6,6 +6,7 @@ import pytest
 
 from report.compare import compare, paired, settings_changed, student_95
 from report.runs import RunError, read_run
+from report.settings import begin_stretch
 from tests.runs import metrics_row, write_run
 
 
@@ -82,3 +83,20 @@ def test_the_table_and_the_page_name_runs_and_settings(tmp_path):
     assert settings_changed(read_run(a.path), read_run(b.path)) == [("train.seed", "0", "7")]
     page = (b.path / "compare.html").read_text()
     assert "train.seed" in page and "blob-charts" in page
+
+
+def test_what_a_resume_changed_is_said_in_the_table_and_on_the_page(tmp_path):
+    a, b = runs(tmp_path, [metrics_row(s) for s in (1, 2)], [metrics_row(s) for s in (1, 2)])
+    assert "changed by" not in compare(a.path, b.path, 10, None)
+    first, seed = a.config.to_json(), ('"seed": 0', '"seed": 7')
+    both = first.replace(*seed).replace('"steps": 50', '"steps": 60')
+    begin_stretch(a.path, 2, first.replace(*seed))
+    begin_stretch(a.path, 3, both)
+    begin_stretch(b.path, 2, both)
+    said = compare(a.path, b.path, 10, None).splitlines()
+    assert said[2:4] == [
+        "A, changed by a resume: from step 2: train.seed 0 -> 7; from step 3: train.steps 50 -> 60",
+        "B, changed by a resume: from step 2: train.steps 50 -> 60; from step 2: train.seed 0 -> 7",
+    ]
+    assert "train.seed:" not in "\n".join(said)  # the last settings are the same
+    assert "A, changed by a resume: from step 2: train.seed 0 -&gt; 7" in (b.path / "compare.html").read_text()

@@ -82,6 +82,18 @@ def test_a_missing_rendezvous_variable_is_named(missing):
     assert f"{missing}: set" in dry_run("qwen3_8b_8gpu", **variables)
 
 
+def test_a_bad_setting_is_refused_before_a_teacher_and_a_student_are_made(tmp_path):
+    for name in ("config.py", "configs", "runtime", "scripts", "settings", "startup"):  # without main.py
+        (tmp_path / name).symlink_to(ROOT / name)
+    done = subprocess.run(
+        ["bash", str(tmp_path / "scripts/tiny_opsd_cpu.sh"), "--set", "train.steps=4"], env=environment(),
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: train.warmup_steps=") and done.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
 def test_without_torch_a_dry_run_asks_for_the_number_of_gpus(tmp_path):
     (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "python").chmod(0o755)

@@ -54,6 +54,7 @@ def group(prompt: int, spans: tuple[str, str], **options):
 def test_a_step_whose_groups_are_all_equal_is_skipped_and_still_written(tmp_path):
     row = trainer(tmp_path, group(0, ("PPA", "PPA")) + group(1, ("PAA", "PAA"))).train_step(0)
     assert row["skipped"] is True
+    assert row["nothing_trained"] == "all rewards of each group are equal"
     assert row["equal_groups"] == 1.0
     assert row["correct"] == 1.0  # ids 10, 11, 12: the last is 12
     assert (tmp_path / "trajectories/step_1.parquet").exists()
