@@ -7,8 +7,8 @@ other two, which also adds the residual and norms the row for the next product. 
 product after it reads its first weights meanwhile (`modeling.overlap`). `gated_product_kernel` ends in silu(g) * u.
 
 Rounding points are those of Hugging Face's modules in the model dtype. Tiles of rows come first in the grid, so that
-those that share weights run together. Activation buffers hold a multiple of BM rows. Biases of
-q, k, v are the attention kernel's to add, that of the output product `join_kernel`'s. Left out: biases of the MLP,
+those that share weights run together. Of a tile's rows those beyond the live ones are neither read nor written. Biases
+of q, k, v are the attention kernel's to add, that of the output product `join_kernel`'s. Left out: biases of the MLP,
 other activations than silu.
 """
 
@@ -187,7 +187,7 @@ def join_kernel(
     mask = columns < N
     at = row * N + columns
     norm = tl.load(norm_ptr + columns, mask=mask, other=0.0)
-    before = tl.load(h_ptr + at, mask=mask, other=0.0)
+    before = tl.load(h_ptr + at, mask=mask, other=0.0)  # by the join before, three launches back
     if BIAS:
         bias = tl.load(bias_ptr + columns, mask=mask, other=0.0)
     begin(PDL)
