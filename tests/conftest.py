@@ -1,8 +1,9 @@
-"""Fixtures: tiny models of each family with our attention, on CPU, one thread."""
+"""Fixtures: tiny models of each family, and the shipped one with its chat, with our attention, on CPU, one thread."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,15 +11,19 @@ import torch
 if not torch.cuda.is_available():  # before anything imports triton: its kernels then run in the interpreter
     os.environ["TRITON_INTERPRET"] = "1"
 
-from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, GptOssConfig, LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
+from config import ToolConfig
 from modeling.attention import IMPLEMENTATION
 from modeling.experts import IMPLEMENTATION as EXPERTS
+from rollout.chat import Qwen3Chat
+from tools import tool_schema
 
 transformers_logging.disable_progress_bar()
 torch.set_num_threads(1)
 
+TINY = Path(__file__).parent.parent / "models/tiny_qwen3"
 VOCABULARY = 315
 SHAPE = {
     "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -57,3 +62,18 @@ def make_model(family: str = "qwen3", dtype: torch.dtype = torch.float32, implem
 @pytest.fixture(params=sorted(FAMILIES))
 def family(request) -> str:
     return request.param
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(TINY)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32, attn_implementation=IMPLEMENTATION).eval()
+
+
+@pytest.fixture(scope="module")
+def chat(tokenizer):
+    return Qwen3Chat(tokenizer, tools=[tool_schema(ToolConfig())])

@@ -11,15 +11,15 @@ import torch
 from modeling.attention import SOFTMAX
 from rollout import again
 from rollout.again import Again
-from tests.test_engine import FakeTool, chat, generate, make_engine, model, sampling, tokenizer  # noqa: F401
+from tests.test_engine import FakeTool, generate, make_engine, sampling
 
 
 @pytest.fixture(scope="module")
-def records(model, chat):  # noqa: F811
+def records(model, chat):
     return generate(make_engine(model, chat, FakeTool()), chat)
 
 
-def replayer(model, chat):  # noqa: F811
+def replayer(model, chat):
     return Again(make_engine(model, chat, FakeTool()), model, SOFTMAX["auto"], sampling())
 
 
@@ -31,14 +31,14 @@ def places(record) -> list[int]:
     return [place for place, drawn in enumerate(record.sampled) if drawn]
 
 
-def test_one_trajectory_alone_is_the_one_of_the_full_batch(records, model, chat):  # noqa: F811
+def test_one_trajectory_alone_is_the_one_of_the_full_batch(records, model, chat):
     for record in (records[1], records[-1]):
         new = replayer(model, chat).sample(row_of(record))
         assert (new.token_ids, new.logprobs, new.stop) == (record.token_ids, record.logprobs, record.stop)
         assert (new.prompt_index, new.sample_index) == (record.prompt_index, record.sample_index)
 
 
-def test_forced_draws_are_the_recorded_ones(records, model, chat):  # noqa: F811
+def test_forced_draws_are_the_recorded_ones(records, model, chat):
     for record in records:
         draws = replayer(model, chat).force(row_of(record), places(record))
         assert draws.tokens == [record.token_ids[place] for place in places(record)]
@@ -46,7 +46,7 @@ def test_forced_draws_are_the_recorded_ones(records, model, chat):  # noqa: F811
         assert draws.logprobs == pytest.approx([record.logprobs[place] for place in places(record)], abs=1e-5)
 
 
-def test_other_weights_draw_otherwise_by_the_margin_of_their_scores(records, model, chat):  # noqa: F811
+def test_other_weights_draw_otherwise_by_the_margin_of_their_scores(records, model, chat):
     other = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in other.parameters():
@@ -61,7 +61,7 @@ def test_other_weights_draw_otherwise_by_the_margin_of_their_scores(records, mod
     assert all((margin > 0) == differs for differs, margin in changed)
 
 
-def test_forcing_in_chunks_changes_nothing(records, model, chat, monkeypatch):  # noqa: F811
+def test_forcing_in_chunks_changes_nothing(records, model, chat, monkeypatch):
     record = records[0]
     whole = replayer(model, chat).force(row_of(record), places(record))
     monkeypatch.setattr(again, "CHUNK_LOGITS", 40 * model.config.vocab_size)

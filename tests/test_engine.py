@@ -11,17 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
-from config import ToolConfig, UserError
-from modeling.attention import IMPLEMENTATION, NO_MASK, SOFTMAX, TrainingRows
+from config import UserError
+from modeling.attention import NO_MASK, SOFTMAX, TrainingRows
 from rollout.cache import PagedCache
-from rollout.chat import Qwen3Chat
 from rollout.decoder import LAST_DRAW, Done, Draws, EagerDecoder
 from rollout.engine import RolloutEngine, RolloutRequest
 from rollout.noise import row_key
 from rollout.records import SamplingConfig, StopReason
-from tools import tool_schema
 
 TINY = Path(__file__).parent.parent / "models" / "tiny_qwen3"
 
@@ -52,21 +50,6 @@ class FakeTool:
             if not future.done():
                 future.set_result(self.answer(code))
                 return
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(TINY)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32, attn_implementation=IMPLEMENTATION).eval()
-
-
-@pytest.fixture(scope="module")
-def chat(tokenizer):
-    return Qwen3Chat(tokenizer, tools=[tool_schema(ToolConfig())])
 
 
 def sampling(**changes) -> SamplingConfig:

@@ -17,17 +17,12 @@ from tests.test_engine import (
     LaggingDecoder,
     ScriptedDecoder,
     call,
-    chat,
     generate,
     make_engine,
-    model,
     prompts,
     sampling,
-    tokenizer,
 )
 from tools import PythonTool
-
-__all__ = ["chat", "model", "tokenizer"]  # fixtures
 
 
 @pytest.mark.parametrize(("context", "page"), [(32, 16), (48, 8), (47, 8), (49, 8)])

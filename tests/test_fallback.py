@@ -12,7 +12,7 @@ from rollout.cache import PagedCache
 from rollout.decoder import LAST_DRAW, Done, EagerDecoder
 from rollout.fallback import CaptureError, GraphsOrEager, capturing
 from tests.interpreted import DEVICE
-from tests.test_engine import FakeTool, chat, generate, make_engine, model, reference, tokenizer  # noqa: F401
+from tests.test_engine import FakeTool, generate, make_engine, reference  # noqa: F401
 from tests.test_graphs import gpu, make, rollout
 from tests.test_graphs import graphs as captured
 
@@ -22,7 +22,7 @@ class Graphs(EagerDecoder):
 
     step_rows, captures = 128, 5
 
-    def __init__(self, model, cache, fails_in: int):  # noqa: F811
+    def __init__(self, model, cache, fails_in: int):
         super().__init__(model, cache, "auto")
         self.left, self.last, self.blind = fails_in, {}, 0
 
@@ -40,7 +40,7 @@ class Graphs(EagerDecoder):
         return Done(draws)
 
 
-def parts(model, fails_in: int):  # noqa: F811
+def parts(model, fails_in: int):
     cache = PagedCache(model.config, 200, 16, model.dtype, "cpu")
     graphs = Graphs(model, cache, fails_in)
     return graphs, GraphsOrEager(lambda: graphs, EagerDecoder(model, cache, "auto"))
@@ -74,7 +74,7 @@ def test_a_capture_that_fails_in_the_middle_of_a_rollout_changes_no_id(model, ch
     assert capfd.readouterr().err.count("warning: ") == 1
 
 
-def test_other_temperatures_keep_their_graphs(model, chat, capfd):  # noqa: F811
+def test_other_temperatures_keep_their_graphs(model, chat, capfd):
     graphs, decoder = parts(model, fails_in=0)
     engine = make_engine(model, chat, FakeTool(), decoder=decoder)
     generate(engine, chat, temperature=0.6)
@@ -121,7 +121,7 @@ def refusing(monkeypatch, decoder_of, error: str):
 @pytest.mark.parametrize("error", ["synchronizing", "memory"])
 def test_a_real_failed_capture_leaves_a_device_that_decodes_and_trains(monkeypatch, capfd, error):
     expected = rollout(EagerDecoder(*make("qwen3"), "auto"), [3, 40, 17], 20, 0.7)
-    model, cache = make("qwen3")  # noqa: F811
+    model, cache = make("qwen3")
     stream = torch.cuda.current_stream()
     graphs = refusing(monkeypatch, lambda: captured(model, cache), error)
     decoder = GraphsOrEager(lambda: graphs, EagerDecoder(model, cache, "auto"))

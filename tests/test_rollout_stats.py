@@ -17,16 +17,11 @@ from tests.test_engine import (
     Result,
     ScriptedDecoder,
     call,
-    chat,
     generate,
     make_engine,
-    model,
     prompts,
     sampling,
-    tokenizer,
 )  # fmt: skip
-
-__all__ = ["chat", "model", "tokenizer"]  # fixtures
 
 
 @pytest.mark.parametrize("options", [{}, {"rows": 3}, {"deterministic": True}], ids=str)
