@@ -54,5 +54,7 @@ launch() {
     fi
     command+=(--config "$@")
     if [ -n "${DRY_RUN:-}" ]; then printf '%q ' "${command[@]}"; echo; return; fi
+    # Else the one line that says what is wrong would stand above a launcher's traceback.
+    if [ "${command[0]}" != python ] && [ "$program" = main.py ]; then refuse_bad_settings "$@"; fi
     exec "${command[@]}"
 }

@@ -32,6 +32,15 @@ def dry_run(script: str, *arguments: str, **variables: str) -> str:
     return done.stdout + done.stderr
 
 
+def test_a_mistyped_word_is_one_line_with_several_processes_too():
+    done = subprocess.run(
+        ["bash", "scripts/tiny_cpu.sh", "--set", "train.stepz=2"], cwd=ROOT,
+        env=environment(NUM_GPUS="2", SKIP_INSTALL="1"), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: train.stepz") and done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_has_a_launch_script_that_passes_arguments_on(name):
     words = dry_run(name, "--set", "train.steps=3", NUM_GPUS="1").split()
