@@ -117,6 +117,11 @@ def attention_tiles(rows: int, kv_heads: int, qkv_weights: int, itemsize: int) -
     return AttentionTiles(bn=64, warps=4, stages=7, target=2 * PROCESSORS, prefetch=0)
 
 
+def tokens_together(group: int) -> int:
+    """Tokens of one sequence whose queries, `group` for each token and KV head, fill a tile of the tensor cores."""
+    return max(1, 16 // group)
+
+
 def expert_tiles(mean: float, itemsize: int) -> ExpertTiles:
     """For `mean` rows an expert: bm holds the rows of all but the busiest ones, whose weights are read again."""
     bm = next(bm for bm in (16, 32, 64) if 2.5 * mean <= bm or bm == 64)
