@@ -140,9 +140,11 @@ class DecodeStack:
     def tiles(self, kind: str, rows: int, n: int, k: int, divisor: int = 0) -> Tiles:
         return self.override.get(kind) or product_tiles(kind, rows, n, k, self.element_size, divisor)
 
-    def attention_tiles(self, rows: int) -> AttentionTiles:
+    def attention_tiles(self, rows: int, together: bool) -> AttentionTiles:
         weights = self.width * self.hidden
-        return self.attention_override or attention_tiles(rows, self.weights.kv_heads, weights, self.element_size)
+        return self.attention_override or attention_tiles(
+            rows, self.weights.kv_heads, weights, self.element_size, together
+        )
 
     def launch(self, rows: int, together: bool = False) -> None:
         """All kernels of one step over the first `rows` rows of `step`; leaves the last layer's output, normed.
@@ -151,7 +153,7 @@ class DecodeStack:
         """
         layers, w = self.weights.layers, self.weights
         wide, narrow = w.heads * w.head_size, w.kv_heads * w.head_size
-        self._open(rows)
+        self._open(rows, together)
         for index, layer in enumerate(layers):
             after = layers[index + 1].input_norm if index + 1 < len(layers) else w.norm
             following = layers[index + 1].q if index + 1 < len(layers) else w.head
@@ -164,8 +166,8 @@ class DecodeStack:
             self._join(rows, self._product("o", rows, self.attended, (layer.o,), layer), layer.post_norm, layer.o_bias)
             self._join(rows, self._mlp(rows, index, layer, following), after)
 
-    def _open(self, rows: int) -> None:
-        t = self.attention_tiles(rows)
+    def _open(self, rows: int, together: bool) -> None:
+        t = self.attention_tiles(rows, together)
         w = self.weights
         open_step_kernel[(rows + 1 + (w.window > 0),)](
             self.step, self.last, self.table, w.embedding, w.layers[0].input_norm, self.h,
@@ -220,7 +222,7 @@ class DecodeStack:
 
     def _attend(self, rows: int, index: int, layer: LayerWeights, splits: int, tokens: int) -> None:
         w, kv = self.weights, self.kv[index]
-        t = self.attention_tiles(rows)
+        t = self.attention_tiles(rows, tokens > 0)
         items, plan = min(self.items, rows + math.ceil(t.target / w.kv_heads)), int(layer.windowed)
         sinks = layer.q if layer.sinks is None else layer.sinks
         lines = tokens * self.group if tokens else self.group + 2
