@@ -1,12 +1,14 @@
 """Decode attention over paged keys and values: one new token per row, split over the row's past, in Triton.
 
-Work comes in items (`modeling.decode_plan`), each one row's stretch of tokens, or that of a few adjoining rows that are
-tokens of one sequence, which then read it once. A program takes one item and one KV
+Work comes in items (`modeling.decode_plan`), each one row's stretch of tokens. A program takes one item and one KV
 head with all query heads of its group. Inside, every warp walks its own tokens with its own online softmax (a batched
 product, one batch entry per warp), so that nothing is exchanged between warps until the end. The item that ends at the
 new token writes its key and value to their page first. A row cut in several items is merged by whichever ends last, in
-the order of the items. With TOKENS the new keys are there already. The kernel starts from the unsummed parts of the q/k/v product (`modeling.decode_lines`). A
+the order of the items. The kernel starts from the unsummed parts of the q/k/v product (`modeling.decode_lines`). A
 sliding window bounds the walk; a sink joins a row's sum where its output is made.
+
+Where tokens of one sequence have adjoining rows (TOKENS), an item serves several of them, which then read their past
+once; each sees it up to itself. All new keys are in their pages before (`modeling.decode_keys`).
 
 Invariants: pages listed in a row's table up to its position exist; page 0 is nobody's (padding rows write there).
 Left out: soft caps, head sizes that are not powers of two.
@@ -21,6 +23,7 @@ from modeling.decode_lines import head_constants, head_lines, store_new
 from modeling.overlap import begin, prefetch
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+MERGED = tl.constexpr(8)  # parts of a row that are read at once
 NONE = tl.constexpr(-1.0e30)  # a score below all others; minus infinity would give NaN for a warp without tokens
 
 
@@ -41,13 +44,13 @@ def _prefetch_pages(kv_ptr, table_ptr, start, stop, head_offset, stride_page, st
 
 @triton.jit
 def _walk(
-    q, start, stop, low, last, kv_ptr, table_ptr, head_offset, stride_page, stride_v, scale,
+    q, start, stop, low, own, kv_ptr, table_ptr, head_offset, stride_page, stride_v, scale,
     P: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr,
     TOKENS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Softmax of q [BH, D] over tokens [start, stop) from low on: maximum [BH], sum [BH], unscaled output [BH, D].
 
-    Scores are in powers of two (scale includes log2 e). With TOKENS each line ends at a token of its own, `last` [BH].
+    Scores are in powers of two (scale includes log2 e). With TOKENS each line ends at a token of its own, own [BH].
     """
     each: tl.constexpr = BN // W
     top = tl.full((W, BH), NONE, tl.float32)
@@ -66,9 +69,9 @@ def _walk(
         scores = tl.dot(q_all, tl.permute(k, (0, 2, 1)), input_precision="ieee") * scale  # [W, BH, each]
         seen = live[:, None, :]
         if TOKENS > 0:
-            seen = seen & (each_token[:, None, :] <= last[None, :, None])
+            seen = seen & (each_token[:, None, :] <= own[None, :, None])
             if WINDOW > 0:
-                seen = seen & (each_token[:, None, :] > last[None, :, None] - WINDOW)
+                seen = seen & (each_token[:, None, :] > own[None, :, None] - WINDOW)
         scores = tl.where(seen, scores, NONE)
         peak = tl.maximum(top, tl.max(scores, axis=2))
         weight = tl.where(seen, tl.exp2(scores - peak[:, :, None]), 0.0)
@@ -101,16 +104,15 @@ def _scaled(peak, total, acc, sink):
 
 @triton.jit
 def _finish(
-    peak, total, acc, sink, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, span, head, count, first, stride_out,
+    peak, total, acc, sink, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, span, head, count, first,
     HEADS: tl.constexpr, GROUP: tl.constexpr, LINES: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
-    MERGED: tl.constexpr,
 ):  # fmt: skip
     """Write the output of an item's lines, or leave a part of it; the last part to arrive merges them all."""
     line = tl.arange(0, BH)
     dim = tl.arange(0, D)
     real = line < span * GROUP
     head_of = head * GROUP + line % GROUP
-    out = out_ptr + ((row + line // GROUP) * stride_out + head_of * D)[:, None] + dim[None, :]
+    out = out_ptr + ((row + line // GROUP) * (HEADS * GROUP) + head_of)[:, None] * D + dim[None, :]
     if count == 1:
         tl.store(out, _scaled(peak, total, acc, sink), mask=real[:, None])
     else:
@@ -123,13 +125,13 @@ def _finish(
         arrival = arrivals_ptr + row * HEADS + head
         if tl.atomic_add(arrival, 1, sem="acq_rel") == count - 1:
             tl.store(arrival, 0)
-            _merge(out, real, sink, parts_ptr, sums_ptr, head, count, first, HEADS, LINES, BH, D, MERGED)
+            _merge(out, real, sink, parts_ptr, sums_ptr, head, count, first, HEADS, LINES, BH, D)
 
 
 @triton.jit
 def _merge(
     out, lines, sink, parts_ptr, sums_ptr, head, count, first,
-    HEADS: tl.constexpr, LINES: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, MERGED: tl.constexpr,
+    HEADS: tl.constexpr, LINES: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Join the parts of an item's lines in the order of the items; the reads of MERGED go out together."""
     line = tl.arange(0, BH)
@@ -157,27 +159,38 @@ def _merge(
 
 
 @triton.jit
+def _own_positions(spans_ptr, row, position, GROUP: tl.constexpr, BH: tl.constexpr, TOKENS: tl.constexpr):
+    """The tokens of an item, and each line's position  # [BH] and [BH, 1]; without TOKENS 1 and the position."""
+    if TOKENS > 0:
+        span = tl.load(spans_ptr + row)
+        own = position + tl.minimum(tl.arange(0, BH) // GROUP, span - 1)
+        places = own[:, None]
+    else:
+        span, own, places = 1, position, position
+    return span, own, places
+
+
+@triton.jit
 def decode_attention_kernel(
     qkv_ptr, q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, cos_ptr, sin_ptr, kv_ptr, out_ptr,
     positions_ptr, slots_ptr, spans_ptr, table_ptr, items_ptr, first_ptr, count_ptr, parts_ptr, sums_ptr, arrivals_ptr,
     scale, eps, stride_split, stride_table, stride_page, stride_v,
     ITEMS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     BN: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr,
-    NORM: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PREFETCH: tl.constexpr, MERGED: tl.constexpr,
-    TOKENS: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PREFETCH: tl.constexpr, TOKENS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Attention of every row's new token; writes its key and value unless there are TOKENS.
+    """Attention of every row's new token; without TOKENS its key and value are written, too.
 
     grid (ITEMS * HEADS,), or as many as are in use
     qkv: parts of the q/k/v product  # [SPLITS, rows, HEADS * (GROUP + 2) * D] fp32
     cos, sin: the model's rotary table in its dtype  # [context, D]; out [rows, HEADS * GROUP * D]
     kv: one layer of the cache  # [2, pages, HEADS, P, D]
     positions, slots: of each row's new token and of its page table  # [rows] int32; table [slots, stride_table] int32
-    TOKENS: above 0, an item takes so many tokens of one sequence at most: those of its row and of the rows after it,
-    `spans` of its row in all  # [rows] int32
+    spans: with TOKENS, how many tokens in adjoining rows the items of a row take, at most TOKENS  # [rows] int32
     WINDOW: tokens that a row sees, its new one included, or 0 for all; the items must begin accordingly
 
-    The lines (`head_lines`) serve as the queries, those of key and value idle. What no kernel before has written is read at once.
+    The lines (`head_lines`) serve as the queries. What no kernel before has written is read at once.
     """
     item, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     row = tl.load(items_ptr + item)
@@ -188,12 +201,8 @@ def decode_attention_kernel(
         position, slot = tl.load(positions_ptr + row), tl.load(slots_ptr + row)
         count, first = tl.load(count_ptr + row), tl.load(first_ptr + row)
         table = table_ptr + slot.to(tl.int64) * stride_table
-        span, last = 1, position
-        places = position
-        if TOKENS > 0:
-            span = tl.load(spans_ptr + row)
-            last = position + tl.minimum(tl.arange(0, BH) // GROUP, span - 1)  # each line's token
-            places = last[:, None]
+        page = tl.load(table + position // P).to(tl.int64)  # of the new token
+        span, own, places = _own_positions(spans_ptr, row, position, GROUP, BH, TOKENS)
         offset = head * (P * D)
         _prefetch_pages(kv_ptr, table, start, stop, offset, stride_page, stride_v, P, D, PREFETCH)
         near_bias, far_bias, near_norm, far_norm, cos, sin = head_constants(
@@ -201,15 +210,14 @@ def decode_attention_kernel(
             GROUP, BH, D, BIAS, NORM, TOKENS,
         )  # fmt: skip
         sink = _sinks(sinks_ptr, head, GROUP, BH, SINKS)
-        if TOKENS == 0:
-            page = tl.load(table + position // P).to(tl.int64)  # of the new token
         begin(PDL)
-        lines = head_lines(qkv_ptr, row, span, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
-                           HEADS, GROUP, BH, D, SPLITS, NORM, TOKENS, out_ptr.dtype.element_ty)  # fmt: skip
+        lines = head_lines(qkv_ptr, row, span, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps,
+                           stride_split, HEADS, GROUP, BH, D, SPLITS, NORM, TOKENS,
+                           out_ptr.dtype.element_ty)  # fmt: skip
         if TOKENS == 0:
             store_new(lines, stop > position, kv_ptr, page, position, offset, stride_page, stride_v, GROUP, BH, P, D)
-        peak, total, acc = _walk(lines, start, stop, position - WINDOW + 1 if WINDOW else 0, last, kv_ptr, table, offset,
-                                 stride_page, stride_v, scale, P, BN, BH, D, W, STAGES, TOKENS, WINDOW)  # fmt: skip
+        peak, total, acc = _walk(lines, start, stop, position - WINDOW + 1 if WINDOW else 0, own, kv_ptr, table,
+                                 offset, stride_page, stride_v, scale, P, BN, BH, D, W, STAGES, TOKENS,
+                                 WINDOW)  # fmt: skip
         _finish(peak, total, acc, sink, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, span, head, count,
-                first, HEADS * GROUP * D, HEADS, GROUP, TOKENS * GROUP if TOKENS else GROUP, BH, D,
-                MERGED)  # fmt: skip
+                first, HEADS, GROUP, max(TOKENS, 1) * GROUP, BH, D)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The lines of a decode step: per KV head the queries of its group and the new key and value, or several tokens' queries.
+"""The lines of a decode step: per KV head the queries of its group, the new key and value; or tokens' queries alone.
 
 They come as the unsummed parts of the q/k/v product. Sum, bias, per-head norm and rotation happen here, with the
 rounding points of Hugging Face's modules. With TOKENS above 0 the lines are those of up to so many tokens in adjoining

@@ -1,8 +1,9 @@
 """Cuts the rows' pasts into items of work for the decode attention, on the device.
 
 From the positions alone, so that long and short rows fill the GPU evenly and one captured graph serves every mix of
-lengths. Rows of very different lengths are common, and a wave of programs with a few more than fit takes almost twice as
-long as a full one. Layers with a sliding window have a plan of their own, over the tiles that hold a row's last tokens.
+lengths. Rows of very different lengths are common, and a wave of programs with a few more than fit at once takes far
+longer than a full one. Layers with a sliding window have a plan of their own, over the tiles that hold a row's last
+tokens.
 Left out: balancing to the last tile; where one wave cannot hold all, the hardware hands out programs as others end.
 """
 

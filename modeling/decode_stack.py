@@ -36,8 +36,8 @@ from modeling.overlap import piece_bytes
 # Rows of the step buffer, each one int32 per decoding row.
 STEP_FIELDS = 8
 TOKEN, POSITION, KEY0, KEY1, SLOT, PAGE, FEED, SPAN = range(STEP_FIELDS)
-# FEED: the slot that keeps the draw, or 0. SPAN: how many rows from this one on, consecutive tokens of one sequence, the
-# attention takes together; 0 for those taken by another, and for padding. Above 1 only where launched `together`.
+# FEED: the slot that keeps the draw, or 0. SPAN: how many rows from this one on, consecutive tokens of one sequence,
+# the attention takes together; 0 for those taken by another and for padding; above 1 only where launched `together`.
 MOST_PROGRAMS = 1024  # that a row's past may be cut into, over all rows and heads
 MOST_SPLITS = 8  # of a product's k range
 NO_WINDOW = tl.constexpr(1 << 30)
@@ -60,8 +60,9 @@ def open_step_kernel(
         kind = row - rows
         window = tl.where(kind == 0, NO_WINDOW, WINDOW)
         plan_items(
-            step_ptr + stride_step, step_ptr + 7 * stride_step, items_ptr + kind * 3 * ITEMS, first_ptr + kind * stride_rows,
-            count_ptr + kind * stride_rows, rows, kv_heads, target, window, ROWS, ITEMS, BN,
+            step_ptr + stride_step, step_ptr + 7 * stride_step, items_ptr + kind * 3 * ITEMS,
+            first_ptr + kind * stride_rows, count_ptr + kind * stride_rows, rows, kv_heads, target, window, ROWS,
+            ITEMS, BN,
         )  # fmt: skip
     else:
         slot = tl.load(step_ptr + 4 * stride_step + row)
@@ -207,7 +208,7 @@ class DecodeStack:
         join_kernel[(rows,)](
             self.parts, self.h, norm, self.normed, norm if bias is None else bias, self.hidden, self.parts.stride(0),
             self.weights.eps, BLOCK=block, SPLITS=splits, BIAS=bias is not None, LATE=self.weights.late_norms,
-            PDL=self.overlap, num_warps=min(8, max(1, block // 256)), launch_pdl=self.overlap,
+            PDL=self.overlap, num_warps=min(16, max(1, block // 256)), launch_pdl=self.overlap,
         )  # fmt: skip
 
     def _write_keys(self, rows: int, index: int, layer: LayerWeights, splits: int) -> None:
@@ -228,13 +229,13 @@ class DecodeStack:
         lines = tokens * self.group if tokens else self.group + 2
         decode_attention_kernel[(items * w.kv_heads,)](
             self.qkv, *_biases(layer), *_norms(layer), sinks, *self.rotary, kv, self.attended, self.step[POSITION],
-            self.step[SLOT], self.step[SPAN], self.table, self.plan[plan], self.first[plan], self.count[plan], self.item_parts,
-            self.item_sums, self.arrivals, w.scale * math.log2(math.e), w.eps, self.qkv.stride(0),
+            self.step[SLOT], self.step[SPAN], self.table, self.plan[plan], self.first[plan], self.count[plan],
+            self.item_parts, self.item_sums, self.arrivals, w.scale * math.log2(math.e), w.eps, self.qkv.stride(0),
             self.table.stride(0), kv.stride(1), kv.stride(0), ITEMS=self.items, HEADS=w.kv_heads, GROUP=self.group,
-            BH=triton.next_power_of_2(lines), D=w.head_size, P=self.page_size, BN=t.bn,
-            W=t.warps, STAGES=t.stages, SPLITS=splits, BIAS=layer.biases is not None,
-            NORM=layer.head_norms is not None, SINKS=layer.sinks is not None, WINDOW=w.window * plan,
-            PREFETCH=t.prefetch, MERGED=8, TOKENS=tokens, PDL=self.overlap, num_warps=t.warps, launch_pdl=self.overlap,
+            BH=triton.next_power_of_2(lines), D=w.head_size, P=self.page_size, BN=t.bn, W=t.warps, STAGES=t.stages,
+            SPLITS=splits, BIAS=layer.biases is not None, NORM=layer.head_norms is not None,
+            SINKS=layer.sinks is not None, WINDOW=w.window * plan, PREFETCH=t.prefetch, TOKENS=tokens,
+            PDL=self.overlap, num_warps=t.warps, launch_pdl=self.overlap,
         )  # fmt: skip
 
     def _mlp(self, rows: int, index: int, layer: LayerWeights, following: Tensor) -> int:

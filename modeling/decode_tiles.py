@@ -58,21 +58,22 @@ class ExpertTiles:
 # kind -> (bn, bk, splits, stages, warps, ahead), for few and for many weights.
 FEW_ROWS = {  # up to 16
     "qkv": ((64, 64, 4, 2, 4, 256), (64, 64, 3, 4, 4, 256)),
-    "o": ((64, 64, 4, 2, 4, 512), (64, 64, 3, 6, 4, 256)),
+    "o": ((64, 64, 4, 2, 4, 512), (64, 64, 3, 5, 4, 512)),
     "gate_up": ((64, 64, 1, 8, 4, 128), (64, 64, 1, 4, 4, 256)),
     "down": ((64, 64, 6, 2, 4, 512), (64, 64, 5, 5, 4, 256)),
     "head": ((64, 64, 1, 4, 4, 128), (64, 64, 1, 4, 4, 128)),
 }
 SOME_ROWS = {  # up to 64
-    "qkv": ((64, 64, 2, 2, 4, 512), (64, 64, 1, 8, 4, 128)),
+    "qkv": ((64, 64, 2, 2, 4, 512), (64, 128, 1, 4, 4, 128)),
     "o": ((64, 64, 4, 2, 4, 512), (64, 128, 3, 3, 4, 256)),
     "gate_up": ((64, 64, 1, 4, 4, 256), (128, 64, 1, 4, 4, 64)),
-    "down": ((64, 64, 6, 2, 4, 512), (64, 128, 3, 3, 4, 256)),
+    "down": ((64, 64, 6, 2, 4, 512), (64, 128, 3, 4, 4, 128)),
     "head": ((64, 64, 1, 3, 4, 128), (64, 64, 1, 3, 4, 64)),
 }
 MORE_ROWS = {  # up to 32
     **FEW_ROWS,
-    "qkv": (FEW_ROWS["qkv"][0], SOME_ROWS["qkv"][1]),
+    "qkv": ((64, 64, 4, 2, 4, 256), (64, 64, 1, 8, 4, 128)),
+    "o": ((64, 64, 4, 2, 4, 512), (64, 64, 3, 6, 4, 256)),
     "gate_up": (FEW_ROWS["gate_up"][0], SOME_ROWS["gate_up"][1]),
 }
 WIDE = {  # up to 128
@@ -117,7 +118,8 @@ def attention_tiles(
 ) -> AttentionTiles:
     """One wave of programs where rows times heads about fill one: one program a multiprocessor, two, or four small.
 
-    together: rows of one sequence share items, so that there are fewer. Keys are asked for ahead where the q/k/v product before is long enough (its weights: qkv_weights) to hide that.
+    together: rows of one sequence share items, so that there are fewer. Keys are asked for ahead where the q/k/v
+    product before is long enough (its weights: qkv_weights) to hide that.
     """
     pairs = rows * kv_heads
     if itemsize == 4:
@@ -125,7 +127,7 @@ def attention_tiles(
     if pairs <= PROCESSORS:
         ahead = 0 if qkv_weights <= SMALL else 64 if pairs <= PROCESSORS // 2 else 128
         return AttentionTiles(bn=64, warps=4, stages=9, target=PROCESSORS, prefetch=ahead)
-    if 2 * PROCESSORS < pairs and (pairs <= 4 * PROCESSORS or together):
+    if pairs > 2 * PROCESSORS and (pairs <= 4 * PROCESSORS or together):
         return AttentionTiles(bn=32, warps=2, stages=7, target=4 * PROCESSORS, prefetch=0)
     return AttentionTiles(bn=64, warps=4, stages=7, target=2 * PROCESSORS, prefetch=0)
 

@@ -78,10 +78,11 @@ def attend(
     slots = torch.arange(1, rows + 1, dtype=torch.int32, device=DEVICE)
     decode_attention_kernel[(int(count.sum()) * kv_heads,)](
         qkv, ones, ones, ones, ones, ones, sink.to(DEVICE), ones, zeros, kv, out,
-        torch.tensor(positions, dtype=torch.int32, device=DEVICE), slots, slots, table, items, first, count, parts, sums,
-        arrivals, math.log2(math.e) / math.sqrt(D), 1e-6, qkv.stride(0), table.stride(0), kv.stride(1), kv.stride(0),
+        torch.tensor(positions, dtype=torch.int32, device=DEVICE), slots, slots, table, items, first, count,
+        parts, sums, arrivals, math.log2(math.e) / math.sqrt(D), 1e-6, qkv.stride(0), table.stride(0), kv.stride(1),
+        kv.stride(0),
         ITEMS=ITEMS, HEADS=kv_heads, GROUP=group, BH=triton.next_power_of_2(group + 2), D=D, P=PAGE, BN=BN, W=WARPS,
-        STAGES=3, SPLITS=splits, BIAS=False, NORM=False, SINKS=sinks, WINDOW=window, PREFETCH=0, MERGED=4, TOKENS=0, PDL=False,
+        STAGES=3, SPLITS=splits, BIAS=False, NORM=False, SINKS=sinks, WINDOW=window, PREFETCH=0, TOKENS=0, PDL=False,
         num_warps=WARPS,
     )  # fmt: skip
     assert not arrivals.any(), "the counters are left as they were found"
@@ -93,6 +94,48 @@ def test_grouped_heads_attend_to_every_token_up_to_their_own(group):
     out, expected, kv, after, _ = attend([0, 14, 15, 16, 40], kv_heads=2, group=group, target=4, splits=2)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(kv, after), "exactly the new keys and values were written"
+
+
+@pytest.mark.parametrize("target", [1, 40])
+@pytest.mark.parametrize("window", [0, 33])
+@pytest.mark.parametrize(("group", "tokens"), [(2, 8), (3, 5), (16, 1)])
+def test_tokens_of_one_sequence_read_its_past_together_and_see_it_up_to_themselves(group, tokens, window, target):
+    """Eleven tokens from position 235 on, and one of another sequence; the past is cut in up to five pieces."""
+    torch.manual_seed(0)
+    heads, chunk = 2, 11
+    positions = [*range(235, 235 + chunk), 40]
+    spans = [0 if row % tokens else min(tokens, chunk - row) for row in range(chunk)] + [1]
+    items, first, count = plan(positions, heads, target, window, spans)
+    slots = torch.tensor([1] * chunk + [2], dtype=torch.int32, device=DEVICE)
+    table = torch.zeros(3, ROW_PAGES, dtype=torch.int32, device=DEVICE)
+    table[1], table[2] = torch.arange(1, ROW_PAGES + 1).flip(0), torch.arange(ROW_PAGES + 1, 2 * ROW_PAGES + 1)
+    kv = torch.randn(2, 2 * ROW_PAGES + 1, heads, PAGE, D, device=DEVICE)
+    rows, lines = len(positions), tokens * group
+    qkv = torch.randn(1, rows, heads * (group + 2) * D, device=DEVICE)
+    sinks, before = torch.randn(heads, group, device=DEVICE), kv.clone()
+    out = torch.full((rows, heads * group * D), float("nan"), device=DEVICE)
+    parts, sums = (
+        torch.empty(ITEMS * heads * lines * D, device=DEVICE),
+        torch.empty(ITEMS * heads * 2 * lines, device=DEVICE),
+    )
+    ones, zeros = torch.ones(512, D, device=DEVICE), torch.zeros(512, D, device=DEVICE)
+    words = [torch.tensor(w, dtype=torch.int32, device=DEVICE) for w in (positions, spans)]
+    decode_attention_kernel[(int(count.sum()) * heads,)](
+        qkv, ones, ones, ones, ones, ones, sinks, ones, zeros, kv, out, words[0], slots, words[1], table, items, first,
+        count, parts, sums, torch.zeros(rows * heads, dtype=torch.int32, device=DEVICE),
+        math.log2(math.e) / math.sqrt(D), 1e-6, qkv.stride(0), table.stride(0), kv.stride(1), kv.stride(0),
+        ITEMS=ITEMS, HEADS=heads, GROUP=group, BH=triton.next_power_of_2(lines), D=D, P=PAGE, BN=BN, W=WARPS, STAGES=3,
+        SPLITS=1, BIAS=False, NORM=False, SINKS=True, WINDOW=window, PREFETCH=0, TOKENS=tokens, PDL=False,
+        num_warps=WARPS,
+    )  # fmt: skip
+    assert torch.equal(kv, before), "nothing is written"
+    q = qkv[0, :, : heads * group * D].view(rows, heads, group, D)
+    for row, position in enumerate(positions):
+        low = max(0, position + 1 - window) if window else 0
+        keys, values = (x[table[slots[row]]].transpose(0, 1).flatten(1, 2)[:, low : position + 1] for x in kv)
+        scores = torch.cat([(q[row] @ keys.mT) / math.sqrt(D), sinks[..., None]], dim=-1)
+        expected = scores.softmax(-1)[..., :-1] @ values
+        torch.testing.assert_close(out[row].view_as(expected), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("pieces", range(1, 9))
@@ -134,7 +177,7 @@ def test_rows_of_different_lengths_are_cut_to_run_at_once():
 
 
 def test_rows_without_a_span_have_no_items_and_others_reach_the_end_of_theirs():
-    items, first, count = (x.cpu() for x in plan([0, 40, 41, 42, 7], 2, 1, spans=[0, 3, 0, 0, 1]))
+    items, _, count = (x.cpu() for x in plan([0, 40, 41, 42, 7], 2, 1, spans=[0, 3, 0, 0, 1]))
     assert count.tolist() == [0, 1, 0, 0, 1]
     assert items[:, : int(count.sum())].T.tolist() == [[1, 0, 43], [4, 0, 8]]
 
