@@ -15,6 +15,7 @@ import os
 import random
 import warnings
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ import deepspeed
 import numpy
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -37,6 +39,8 @@ from modeling.packed_model import PackedBatch, TokenLogprobModule
 from modeling.probe import check_attention
 from modeling.recompute import Recompute, free_bytes
 from objectives.reference import Reference
+from runtime.tensorfiles import host_copies
+from runtime.tensorfiles import save as save_tensors
 from runtime.zero_settings import BUCKET_ELEMENTS, deepspeed_settings
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
@@ -168,21 +172,28 @@ class Policy:
         self._engine.step()
         return float(self._engine.get_global_grad_norm())
 
-    def save(self, folder: Path) -> None:
-        """Weights, optimizer and this rank's random state, under `folder/engine`.
+    def save(self, folder: Path) -> dict[str, str]:
+        """Weights, optimizer and this rank's random state, under `folder/engine`; their checksums by file.
 
         Not collective: these are the two writers that DeepSpeed 0.19.8's `save_checkpoint` calls between its barriers,
         in which the other ranks would wait for ever when one rank's disk is full.
         """
         (folder / "engine").mkdir(parents=True, exist_ok=True)
-        torch.serialization.set_crc32_options(False)  # half of the time; a checkpoint has checksums of its own
+        files = self._engine.checkpoint_engine = SummedFiles(folder)
+        with ThreadPoolExecutor(1) as beside:
+            weights = beside.submit(self._save_weights, folder)
+            with _stream_beside(self.device):
+                self._engine._save_zero_checkpoint(str(folder), "engine")
+                files.save(_random_state(), folder / "engine" / f"random_rank_{dist.get_rank()}.pt")
+                for name, part in self.saved_beside.items() if dist.get_rank() == 0 else ():
+                    files.save(part.state_dict(), folder / "engine" / name)
+            weights.result()
+        return files.sums
+
+    def _save_weights(self, folder: Path) -> None:
         adapters_alone = self.config.lora.rank > 0  # the frozen weights are in model.path
         with _stream_beside(self.device):
             self._engine._save_checkpoint(str(folder), "engine", exclude_frozen_parameters=adapters_alone)
-            self._engine._save_zero_checkpoint(str(folder), "engine")
-            torch.save(_random_state(), folder / "engine" / f"random_rank_{dist.get_rank()}.pt")
-            for name, part in self.saved_beside.items() if dist.get_rank() == 0 else ():
-                torch.save(part.state_dict(), folder / "engine" / name)
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote on the same number of ranks. Collective."""
@@ -212,7 +223,19 @@ class Policy:
             if self.config.lora.rank:
                 lora.save_adapters(self.model, self.config.lora, folder)
             else:
-                self.model.save_pretrained(folder)
+                self.model.save_pretrained(folder, state_dict=host_copies(self.model.state_dict()))
+
+
+class SummedFiles(TorchCheckpointEngine):
+    """DeepSpeed's way to files, without a stop for the threads beside it; keeps the checksums of what it wrote."""
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self._folder = folder
+        self.sums: dict[str, str] = {}  # by name below the folder
+
+    def save(self, state_dict: Any, path: str | Path) -> None:
+        self.sums[Path(path).relative_to(self._folder).as_posix()] = save_tensors(state_dict, Path(path))
 
 
 def build_reference(config: Config, device: torch.device) -> Reference | None:

@@ -20,12 +20,13 @@ class FakePolicy:
         self.loaded: list[str] = []
         self.fail_in = ""
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> dict[str, str]:
         (folder / "engine").mkdir()
         (folder / "engine" / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_text("optimizer")
         (folder / "engine" / "random_rank_0.pt").write_text("random")
         if self.fail_in == "engine":
             raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed\nmore")
+        return {}
 
     def save_pretrained(self, folder: Path) -> None:
         (folder / "config.json").write_text("{}")
