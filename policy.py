@@ -12,7 +12,6 @@ import contextlib
 import io
 import logging
 import os
-import random
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,6 @@ from typing import Any, cast
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidiactl") else "cpu")
 
 import deepspeed
-import numpy
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
@@ -39,6 +37,7 @@ from modeling.packed_model import PackedBatch, TokenLogprobModule
 from modeling.probe import check_attention
 from modeling.recompute import Recompute, free_bytes
 from objectives.reference import Reference
+from runtime import random_state
 from runtime.tensorfiles import host_copies
 from runtime.tensorfiles import save as save_tensors
 from runtime.zero_settings import BUCKET_ELEMENTS, deepspeed_settings
@@ -184,7 +183,7 @@ class Policy:
             weights = beside.submit(self._save_weights, folder)
             with _stream_beside(self.device):
                 self._engine._save_zero_checkpoint(str(folder), "engine")
-                files.save(_random_state(), folder / "engine" / f"random_rank_{dist.get_rank()}.pt")
+                files.save(random_state.take(), folder / "engine" / f"random_rank_{dist.get_rank()}.pt")
                 for name, part in self.saved_beside.items() if dist.get_rank() == 0 else ():
                     files.save(part.state_dict(), folder / "engine" / name)
             weights.result()
@@ -202,8 +201,8 @@ class Policy:
         for group in self._optimizer.param_groups:  # the file brings back the settings it was written under
             group["betas"] = (train.adam_beta1, train.adam_beta2)
             group["weight_decay"] = train.weight_decay if group["weight_decay"] else 0.0
-        state = torch.load(folder / "engine" / f"random_rank_{dist.get_rank()}.pt", weights_only=False)
-        _set_random_state(state)
+        path = folder / "engine" / f"random_rank_{dist.get_rank()}.pt"
+        random_state.put_back(torch.load(path, weights_only=False))
 
     def load_weights(self, folder: Path) -> None:
         """Restores the weights alone, on any number of ranks. Collective."""
@@ -223,7 +222,8 @@ class Policy:
             if self.config.lora.rank:
                 lora.save_adapters(self.model, self.config.lora, folder)
             else:
-                self.model.save_pretrained(folder, state_dict=host_copies(self.model.state_dict()))
+                with host_copies(self.model.state_dict()) as state:
+                    self.model.save_pretrained(folder, state_dict=state)
 
 
 class SummedFiles(TorchCheckpointEngine):
@@ -257,24 +257,6 @@ def _stream_beside(device: torch.device) -> Iterator[None]:
     stream.wait_stream(torch.cuda.default_stream(device))  # the update's last kernels
     with torch.cuda.stream(stream):
         yield
-
-
-def _random_state() -> dict[str, Any]:
-    """Nothing in a step draws from these streams today; a model with dropout would."""
-    return {
-        "python": random.getstate(),
-        "numpy": numpy.random.get_state(),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def _set_random_state(state: dict[str, Any]) -> None:
-    random.setstate(state["python"])
-    numpy.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
-        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def build_optimizer(model: PreTrainedModel, config: Config) -> torch.optim.Optimizer:

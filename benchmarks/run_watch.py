@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import checkpoint
+import policy
 import trainer
 from benchmarks.memory_watch import HostWatch
 from benchmarks.scripted import ScriptedRun
@@ -80,21 +82,37 @@ class StepWatch:
 
 
 class SaveWatch:
-    """Of each checkpoint the seconds of this process's writing, its checksums included, and its host memory before and
-    at most meanwhile; printed on rank 0 as they come."""
+    """Of each checkpoint the seconds of this process's writing, its checksums included, and of its parts, which run at
+    once (`save` holds `save_weights`), and its host memory before and at most meanwhile; printed on rank 0 as they
+    come."""
 
     def __init__(self, host: HostWatch) -> None:
         self.found: list[dict[str, float]] = []
         write = checkpoint.CheckpointStore._write
+        parts: dict[str, float] = {}
+        for name in ("save", "_save_weights", "save_pretrained"):
+            setattr(policy.Policy, name, timed_part(getattr(policy.Policy, name), parts))
 
         def timed(store: checkpoint.CheckpointStore) -> None:
             started, before = time.perf_counter(), host.begin()
+            parts.clear()
             write(store)
-            self.found.append({"seconds": time.perf_counter() - started, "resident_gb": before, "most_gb": host.most})
+            seconds = {"seconds": time.perf_counter() - started, **parts}
+            self.found.append(seconds | {"resident_gb": before, "most_gb": host.most})
             if store._rank == 0:
                 print(json.dumps({"save": self.found[-1]}), flush=True)
 
         checkpoint.CheckpointStore._write = timed  # type: ignore[method-assign]
+
+
+def timed_part(method: Callable[..., Any], seconds: dict[str, float]) -> Callable[..., Any]:
+    def timed(*words: Any) -> Any:
+        started = time.perf_counter()
+        result = method(*words)
+        seconds[f"seconds_{method.__name__.strip('_')}"] = time.perf_counter() - started
+        return result
+
+    return timed
 
 
 def save_nothing() -> None:
