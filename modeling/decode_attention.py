@@ -1,10 +1,11 @@
 """Decode attention over paged keys and values: one new token per row, split over the row's past, in Triton.
 
-Work comes in items (`modeling.decode_plan`), each one row's stretch of tokens. A program takes one item and one KV
+Work comes in items (`modeling.decode_plan`), each one row's stretch of tokens, or that of a few adjoining rows that are
+tokens of one sequence, which then read it once. A program takes one item and one KV
 head with all query heads of its group. Inside, every warp walks its own tokens with its own online softmax (a batched
 product, one batch entry per warp), so that nothing is exchanged between warps until the end. The item that ends at the
 new token writes its key and value to their page first. A row cut in several items is merged by whichever ends last, in
-the order of the items. The kernel starts from the unsummed parts of the q/k/v product (`modeling.decode_lines`). A
+the order of the items. With TOKENS the new keys are there already. The kernel starts from the unsummed parts of the q/k/v product (`modeling.decode_lines`). A
 sliding window bounds the walk; a sink joins a row's sum where its output is made.
 
 Invariants: pages listed in a row's table up to its position exist; page 0 is nobody's (padding rows write there).
@@ -40,12 +41,13 @@ def _prefetch_pages(kv_ptr, table_ptr, start, stop, head_offset, stride_page, st
 
 @triton.jit
 def _walk(
-    q, start, stop, low, kv_ptr, table_ptr, head_offset, stride_page, stride_v, scale,
+    q, start, stop, low, last, kv_ptr, table_ptr, head_offset, stride_page, stride_v, scale,
     P: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr,
+    TOKENS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Softmax of q [BH, D] over tokens [start, stop) from low on: maximum [BH], sum [BH], unscaled output [BH, D].
 
-    Scores are in powers of two (scale includes log2 e).
+    Scores are in powers of two (scale includes log2 e). With TOKENS each line ends at a token of its own, `last` [BH].
     """
     each: tl.constexpr = BN // W
     top = tl.full((W, BH), NONE, tl.float32)
@@ -62,9 +64,14 @@ def _walk(
         live = (each_token < stop) & (each_token >= low)
         k = tl.load(at, mask=live[:, :, None], other=0.0)  # [W, each, D]
         scores = tl.dot(q_all, tl.permute(k, (0, 2, 1)), input_precision="ieee") * scale  # [W, BH, each]
-        scores = tl.where(live[:, None, :], scores, NONE)
+        seen = live[:, None, :]
+        if TOKENS > 0:
+            seen = seen & (each_token[:, None, :] <= last[None, :, None])
+            if WINDOW > 0:
+                seen = seen & (each_token[:, None, :] > last[None, :, None] - WINDOW)
+        scores = tl.where(seen, scores, NONE)
         peak = tl.maximum(top, tl.max(scores, axis=2))
-        weight = tl.where(live[:, None, :], tl.exp2(scores - peak[:, :, None]), 0.0)
+        weight = tl.where(seen, tl.exp2(scores - peak[:, :, None]), 0.0)
         fade = tl.exp2(top - peak)
         total = total * fade + tl.sum(weight, axis=2)
         v = tl.load(at + stride_v, mask=live[:, :, None], other=0.0)
@@ -77,11 +84,10 @@ def _walk(
 
 @triton.jit
 def _sinks(sinks_ptr, head, GROUP: tl.constexpr, BH: tl.constexpr, SINKS: tl.constexpr):
-    """The sink scores of the group's heads, in powers of two  # [BH], or a scalar below all others"""
+    """The sink scores of the lines' heads, in powers of two  # [BH], or a scalar below all others"""
     sink = NONE
     if SINKS:
-        line = tl.arange(0, BH)
-        sink = tl.load(sinks_ptr + head * GROUP + line, mask=line < GROUP, other=NONE).to(tl.float32) * LOG2_E
+        sink = tl.load(sinks_ptr + head * GROUP + tl.arange(0, BH) % GROUP).to(tl.float32) * LOG2_E
     return sink
 
 
@@ -95,79 +101,83 @@ def _scaled(peak, total, acc, sink):
 
 @triton.jit
 def _finish(
-    peak, total, acc, sink, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, count, first, stride_out,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
+    peak, total, acc, sink, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, span, head, count, first, stride_out,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, LINES: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
+    MERGED: tl.constexpr,
 ):  # fmt: skip
-    """Write the output of a row's group of heads, or leave a part of it; the last part to arrive merges them all."""
-    query = tl.arange(0, BH)
+    """Write the output of an item's lines, or leave a part of it; the last part to arrive merges them all."""
+    line = tl.arange(0, BH)
     dim = tl.arange(0, D)
-    real = query < GROUP
-    out = out_ptr + row * stride_out + (head * GROUP + query)[:, None] * D + dim[None, :]
+    real = line < span * GROUP
+    head_of = head * GROUP + line % GROUP
+    out = out_ptr + ((row + line // GROUP) * stride_out + head_of * D)[:, None] + dim[None, :]
     if count == 1:
         tl.store(out, _scaled(peak, total, acc, sink), mask=real[:, None])
     else:
-        inside = query[:, None] * D + dim[None, :]
+        inside = line[:, None] * D + dim[None, :]
         cell = item * HEADS + head
-        tl.store(parts_ptr + cell * (GROUP * D) + inside, acc, mask=real[:, None])
-        tl.store(sums_ptr + cell * (2 * GROUP) + query, peak, mask=real)
-        tl.store(sums_ptr + cell * (2 * GROUP) + GROUP + query, total, mask=real)
+        tl.store(parts_ptr + cell * (LINES * D) + inside, acc, mask=real[:, None])
+        tl.store(sums_ptr + cell * (2 * LINES) + line, peak, mask=real)
+        tl.store(sums_ptr + cell * (2 * LINES) + LINES + line, total, mask=real)
         tl.debug_barrier()  # all threads' parts are written before the arrival is announced
         arrival = arrivals_ptr + row * HEADS + head
         if tl.atomic_add(arrival, 1, sem="acq_rel") == count - 1:
             tl.store(arrival, 0)
-            _merge(out, sink, parts_ptr, sums_ptr, head, count, first, HEADS, GROUP, BH, D)
+            _merge(out, real, sink, parts_ptr, sums_ptr, head, count, first, HEADS, LINES, BH, D, MERGED)
 
 
 @triton.jit
 def _merge(
-    out, sink, parts_ptr, sums_ptr, head, count, first,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
+    out, lines, sink, parts_ptr, sums_ptr, head, count, first,
+    HEADS: tl.constexpr, LINES: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, MERGED: tl.constexpr,
 ):  # fmt: skip
-    """Join the parts of a row's group of heads in the order of the items; the reads of four go out together."""
-    query = tl.arange(0, BH)
-    inside = query[:, None] * D + tl.arange(0, D)[None, :]
+    """Join the parts of an item's lines in the order of the items; the reads of MERGED go out together."""
+    line = tl.arange(0, BH)
+    inside = line[:, None] * D + tl.arange(0, D)[None, :]
     top = tl.full((BH,), NONE, tl.float32)
     total = tl.zeros((BH,), tl.float32)
     acc = tl.zeros((BH, D), tl.float32)
-    for base in range(0, count, 4):
-        for ahead in tl.static_range(4):
+    for base in range(0, count, MERGED):
+        for ahead in tl.static_range(MERGED):
             piece = base + ahead
-            real = (query < GROUP) & (piece < count)
+            real = lines & (piece < count)
             cell = (first + piece) * HEADS + head
-            sums = sums_ptr + cell * (2 * GROUP) + query
+            sums = sums_ptr + cell * (2 * LINES) + line
             part = tl.load(
-                parts_ptr + cell * (GROUP * D) + inside, mask=real[:, None], other=0.0, cache_modifier=".cg"
+                parts_ptr + cell * (LINES * D) + inside, mask=real[:, None], other=0.0, cache_modifier=".cg"
             )
             its_top = tl.load(sums, mask=real, other=NONE, cache_modifier=".cg")
-            its_total = tl.load(sums + GROUP, mask=real, other=0.0, cache_modifier=".cg")
+            its_total = tl.load(sums + LINES, mask=real, other=0.0, cache_modifier=".cg")
             peak = tl.maximum(top, its_top)
             fade, its_fade = tl.exp2(top - peak), tl.exp2(its_top - peak)
             acc = acc * fade[:, None] + part * its_fade[:, None]
             total = total * fade + its_total * its_fade
             top = peak
-    tl.store(out, _scaled(top, tl.where(query < GROUP, total, 1.0), acc, sink), mask=(query < GROUP)[:, None])
+    tl.store(out, _scaled(top, tl.where(lines, total, 1.0), acc, sink), mask=lines[:, None])
 
 
-@triton.jit(do_not_specialize=["write"])  # one binary for both
+@triton.jit
 def decode_attention_kernel(
     qkv_ptr, q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, cos_ptr, sin_ptr, kv_ptr, out_ptr,
-    positions_ptr, slots_ptr, table_ptr, items_ptr, first_ptr, count_ptr, parts_ptr, sums_ptr, arrivals_ptr,
+    positions_ptr, slots_ptr, spans_ptr, table_ptr, items_ptr, first_ptr, count_ptr, parts_ptr, sums_ptr, arrivals_ptr,
     scale, eps, stride_split, stride_table, stride_page, stride_v,
     ITEMS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     BN: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr,
-    NORM: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
-    write=1,
+    NORM: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PREFETCH: tl.constexpr, MERGED: tl.constexpr,
+    TOKENS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Attention of every row's new token; writes its key and value unless write is 0.
+    """Attention of every row's new token; writes its key and value unless there are TOKENS.
 
     grid (ITEMS * HEADS,), or as many as are in use
     qkv: parts of the q/k/v product  # [SPLITS, rows, HEADS * (GROUP + 2) * D] fp32
     cos, sin: the model's rotary table in its dtype  # [context, D]; out [rows, HEADS * GROUP * D]
     kv: one layer of the cache  # [2, pages, HEADS, P, D]
     positions, slots: of each row's new token and of its page table  # [rows] int32; table [slots, stride_table] int32
+    TOKENS: above 0, an item takes so many tokens of one sequence at most: those of its row and of the rows after it,
+    `spans` of its row in all  # [rows] int32
     WINDOW: tokens that a row sees, its new one included, or 0 for all; the items must begin accordingly
 
-    The lines (`head_lines`) serve as the queries, two of them idle. What no kernel before has written is read at once.
+    The lines (`head_lines`) serve as the queries, those of key and value idle. What no kernel before has written is read at once.
     """
     item, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     row = tl.load(items_ptr + item)
@@ -178,20 +188,28 @@ def decode_attention_kernel(
         position, slot = tl.load(positions_ptr + row), tl.load(slots_ptr + row)
         count, first = tl.load(count_ptr + row), tl.load(first_ptr + row)
         table = table_ptr + slot.to(tl.int64) * stride_table
-        page = tl.load(table + position // P).to(tl.int64)  # of the new token
+        span, last = 1, position
+        places = position
+        if TOKENS > 0:
+            span = tl.load(spans_ptr + row)
+            last = position + tl.minimum(tl.arange(0, BH) // GROUP, span - 1)  # each line's token
+            places = last[:, None]
         offset = head * (P * D)
         _prefetch_pages(kv_ptr, table, start, stop, offset, stride_page, stride_v, P, D, PREFETCH)
         near_bias, far_bias, near_norm, far_norm, cos, sin = head_constants(
-            q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, head, position,
-            GROUP, BH, D, BIAS, NORM,
+            q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, head, places,
+            GROUP, BH, D, BIAS, NORM, TOKENS,
         )  # fmt: skip
         sink = _sinks(sinks_ptr, head, GROUP, BH, SINKS)
+        if TOKENS == 0:
+            page = tl.load(table + position // P).to(tl.int64)  # of the new token
         begin(PDL)
-        lines = head_lines(qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
-                           HEADS, GROUP, BH, D, SPLITS, NORM, out_ptr.dtype.element_ty)  # fmt: skip
-        writes = (stop > position) & (write != 0)
-        store_new(lines, writes, kv_ptr, page, position, offset, stride_page, stride_v, GROUP, BH, P, D)
-        peak, total, acc = _walk(lines, start, stop, position - WINDOW + 1 if WINDOW else 0, kv_ptr, table, offset,
-                                 stride_page, stride_v, scale, P, BN, BH, D, W, STAGES)  # fmt: skip
-        _finish(peak, total, acc, sink, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, head, count, first,
-                HEADS * GROUP * D, HEADS, GROUP, BH, D)  # fmt: skip
+        lines = head_lines(qkv_ptr, row, span, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
+                           HEADS, GROUP, BH, D, SPLITS, NORM, TOKENS, out_ptr.dtype.element_ty)  # fmt: skip
+        if TOKENS == 0:
+            store_new(lines, stop > position, kv_ptr, page, position, offset, stride_page, stride_v, GROUP, BH, P, D)
+        peak, total, acc = _walk(lines, start, stop, position - WINDOW + 1 if WINDOW else 0, last, kv_ptr, table, offset,
+                                 stride_page, stride_v, scale, P, BN, BH, D, W, STAGES, TOKENS, WINDOW)  # fmt: skip
+        _finish(peak, total, acc, sink, out_ptr, parts_ptr, sums_ptr, arrivals_ptr, item, row, span, head, count,
+                first, HEADS * GROUP * D, HEADS, GROUP, TOKENS * GROUP if TOKENS else GROUP, BH, D,
+                MERGED)  # fmt: skip

@@ -2,8 +2,7 @@
 
 The attention kernel writes a row's own new key itself, which is enough where every row belongs to another sequence.
 Where several new tokens of one sequence take a row each, a token attends to keys that other programs of the same
-launch would be writing; this kernel, one launch before, writes them all, and the attention then only reads. Each token
-still attends to no more than its own past, so the rows of a sequence are causal without a mask.
+launch would be writing; this kernel, one launch before, writes them all, and the attention then only reads.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ def write_keys_kernel(
     page = tl.load(table_ptr + slot.to(tl.int64) * stride_table + position // P).to(tl.int64)
     near_bias, far_bias, near_norm, far_norm, cos, sin = head_constants(
         q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, head, position,
-        GROUP, BH, D, BIAS, NORM,
+        GROUP, BH, D, BIAS, NORM, 0,
     )  # fmt: skip
     begin(PDL)
-    lines = head_lines(qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
-                       HEADS, GROUP, BH, D, SPLITS, NORM, kv_ptr.dtype.element_ty)  # fmt: skip
+    lines = head_lines(qkv_ptr, row, 1, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
+                       HEADS, GROUP, BH, D, SPLITS, NORM, 0, kv_ptr.dtype.element_ty)  # fmt: skip
     store_new(lines, True, kv_ptr, page, position, head * (P * D), stride_page, stride_v, GROUP, BH, P, D)

@@ -1,7 +1,8 @@
-"""The lines of a new token in a decode step: per KV head the queries of its group, the key and the value.
+"""The lines of a decode step: per KV head the queries of its group and the new key and value, or several tokens' queries.
 
 They come as the unsummed parts of the q/k/v product. Sum, bias, per-head norm and rotation happen here, with the
-rounding points of Hugging Face's modules.
+rounding points of Hugging Face's modules. With TOKENS above 0 the lines are those of up to so many tokens in adjoining
+rows, the queries alone: line i is head i % GROUP of the group, of token i // GROUP.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import triton.language as tl
 
 @triton.jit
 def _head_biases(q_ptr, k_ptr, v_ptr, head, column, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
-                 BIAS: tl.constexpr):  # fmt: skip
+                 BIAS: tl.constexpr, TOKENS: tl.constexpr):  # fmt: skip
     """The biases of the lines (q heads of the group, k, v), fp32  # [BH, D], or a scalar 0"""
-    if BIAS:
-        line = tl.arange(0, BH)[:, None]
+    line = tl.arange(0, BH)[:, None]
+    if BIAS and TOKENS > 0:
+        bias = tl.load(q_ptr + (head * GROUP + line % GROUP) * D + column).to(tl.float32)
+    elif BIAS:
         q = tl.load(q_ptr + (head * GROUP + line) * D + column, mask=line < GROUP, other=0.0)
         k = tl.load(k_ptr + head * D + column, mask=line == GROUP, other=0.0)
         v = tl.load(v_ptr + head * D + column, mask=line == GROUP + 1, other=0.0)
@@ -26,9 +29,12 @@ def _head_biases(q_ptr, k_ptr, v_ptr, head, column, GROUP: tl.constexpr, BH: tl.
 
 
 @triton.jit
-def _head_norms(q_ptr, k_ptr, column, GROUP: tl.constexpr, BH: tl.constexpr, NORM: tl.constexpr):
-    """The per-head norm weights of the lines, fp32  # [BH, D], or a scalar 1"""
-    if NORM:
+def _head_norms(q_ptr, k_ptr, column, GROUP: tl.constexpr, BH: tl.constexpr, NORM: tl.constexpr,
+                TOKENS: tl.constexpr):  # fmt: skip
+    """The per-head norm weights of the lines, fp32  # [BH, D] or [1, D], or a scalar 1"""
+    if NORM and TOKENS > 0:
+        norm = tl.load(q_ptr + column).to(tl.float32)
+    elif NORM:
         line = tl.arange(0, BH)[:, None]
         norm = tl.where(line < GROUP, tl.load(q_ptr + column), tl.load(k_ptr + column)).to(tl.float32)
     else:
@@ -40,17 +46,19 @@ def _head_norms(q_ptr, k_ptr, column, GROUP: tl.constexpr, BH: tl.constexpr, NOR
 def head_constants(
     q_bias_ptr, k_bias_ptr, v_bias_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, head, position,
     GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):  # fmt: skip
     """What `head_lines` takes beside the product: biases, norms, cosines and sines; no kernel of the step writes them.
 
-    near is column d, far the column that rotate_half pairs with it, d + D/2 mod D.
+    position: the token's, or with TOKENS each line's  # [BH, 1]; near is column d, far the column that rotate_half
+    pairs with it, d + D/2 mod D.
     """
     near = tl.arange(0, D)[None, :]
     far = (near + D // 2) % D
-    near_bias = _head_biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, near, GROUP, BH, D, BIAS)
-    far_bias = _head_biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, far, GROUP, BH, D, BIAS)
-    near_norm = _head_norms(q_norm_ptr, k_norm_ptr, near, GROUP, BH, NORM)
-    far_norm = _head_norms(q_norm_ptr, k_norm_ptr, far, GROUP, BH, NORM)
+    near_bias = _head_biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, near, GROUP, BH, D, BIAS, TOKENS)
+    far_bias = _head_biases(q_bias_ptr, k_bias_ptr, v_bias_ptr, head, far, GROUP, BH, D, BIAS, TOKENS)
+    near_norm = _head_norms(q_norm_ptr, k_norm_ptr, near, GROUP, BH, NORM, TOKENS)
+    far_norm = _head_norms(q_norm_ptr, k_norm_ptr, far, GROUP, BH, NORM, TOKENS)
     cos = tl.load(cos_ptr + position * D + near).to(tl.float32)
     sin = tl.load(sin_ptr + position * D + near).to(tl.float32)
     return near_bias, far_bias, near_norm, far_norm, cos, sin
@@ -78,19 +86,24 @@ def _rounded(x, dtype: tl.constexpr):
 
 @triton.jit
 def head_lines(
-    qkv_ptr, row, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
+    qkv_ptr, row, span, head, near_bias, far_bias, near_norm, far_norm, cos, sin, eps, stride_split,
     HEADS: tl.constexpr, GROUP: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
-    NORM: tl.constexpr, dtype: tl.constexpr,
+    NORM: tl.constexpr, TOKENS: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """Sums the parts of the q heads of the group, the key and the value, adds biases, norms and turns q and k.
+    """Sums the parts of the lines, adds biases, norms and turns queries and key.  # [BH, D], model dtype
 
-    Line GROUP is the key, GROUP + 1 the value; lines beyond are idle.  # [BH, D], model dtype
+    After the group's queries line GROUP is the key, GROUP + 1 the value; with TOKENS there are those of `span` tokens
+    from `row` on instead. Lines beyond are idle.
     """
     line, near = tl.arange(0, BH)[:, None], tl.arange(0, D)[None, :]
     far = (near + D // 2) % D
-    of_kv = HEADS * GROUP + tl.where(line == GROUP, 0, HEADS) + head
-    at = qkv_ptr + (row * (HEADS * (GROUP + 2)) + tl.where(line < GROUP, head * GROUP + line, of_kv)) * D
-    real = line < GROUP + 2
+    if TOKENS > 0:
+        at = qkv_ptr + ((row + line // GROUP) * (HEADS * (GROUP + 2)) + head * GROUP + line % GROUP) * D
+        real = line < span * GROUP
+    else:
+        of_kv = HEADS * GROUP + tl.where(line == GROUP, 0, HEADS) + head
+        at = qkv_ptr + (row * (HEADS * (GROUP + 2)) + tl.where(line < GROUP, head * GROUP + line, of_kv)) * D
+        real = line < GROUP + 2
     value = (_sum_parts(at + near, real, stride_split, SPLITS) + near_bias).to(dtype)
     x_far = (_sum_parts(at + far, real, stride_split, SPLITS) + far_bias).to(dtype).to(tl.float32)
     x = value.to(tl.float32)
@@ -100,7 +113,9 @@ def head_lines(
         x_far = ((x_far * rms).to(dtype).to(tl.float32) * far_norm).to(dtype).to(tl.float32)
     turned = tl.where(near < D // 2, -x_far, x_far)  # rotate_half
     turned = (_rounded(x * cos, dtype) + _rounded(turned * sin, dtype)).to(dtype)
-    return tl.where(line > GROUP, value, turned)
+    if TOKENS == 0:
+        turned = tl.where(line > GROUP, value, turned)
+    return turned
 
 
 @triton.jit

@@ -8,7 +8,7 @@ and GPT-OSS's, whose mixture of experts (`modeling.decode_experts`) takes the pl
 (`modeling.decode_adapters`).
 
 Several new tokens of one sequence may take a row each: one more kernel a layer then writes all new keys before the
-attention reads any (`launch(rows, together=True)`).
+attention reads any (`launch(rows, together=True)`), and adjoining rows may share the reading of their past.
 
 Invariants: `launch` allocates nothing and reads no value on the host, so it can be captured; every kernel follows the
 rule of `modeling.overlap`; buffers hold whole tiles of rows, and padding rows own the scratch page 0 alone.
@@ -29,13 +29,15 @@ from modeling.decode_experts import ExpertStage
 from modeling.decode_keys import write_keys_kernel
 from modeling.decode_plan import plan_items
 from modeling.decode_products import gated_product_kernel, join_kernel, rms_norm, split_product_kernel
-from modeling.decode_tiles import AttentionTiles, Tiles, attention_tiles, product_tiles, rows_tile
+from modeling.decode_tiles import AttentionTiles, Tiles, attention_tiles, product_tiles, rows_tile, tokens_together
 from modeling.fused import DecodeWeights, ExpertWeights, GatedWeights, LayerWeights, distance
 from modeling.overlap import piece_bytes
 
 # Rows of the step buffer, each one int32 per decoding row.
-STEP_FIELDS = 7
-TOKEN, POSITION, KEY0, KEY1, SLOT, PAGE, FEED = range(STEP_FIELDS)  # FEED: the slot that keeps the draw, or 0
+STEP_FIELDS = 8
+TOKEN, POSITION, KEY0, KEY1, SLOT, PAGE, FEED, SPAN = range(STEP_FIELDS)
+# FEED: the slot that keeps the draw, or 0. SPAN: how many rows from this one on, consecutive tokens of one sequence, the
+# attention takes together; 0 for those taken by another, and for padding. Above 1 only where launched `together`.
 MOST_PROGRAMS = 1024  # that a row's past may be cut into, over all rows and heads
 MOST_SPLITS = 8  # of a product's k range
 NO_WINDOW = tl.constexpr(1 << 30)
@@ -58,7 +60,7 @@ def open_step_kernel(
         kind = row - rows
         window = tl.where(kind == 0, NO_WINDOW, WINDOW)
         plan_items(
-            step_ptr + stride_step, items_ptr + kind * 3 * ITEMS, first_ptr + kind * stride_rows,
+            step_ptr + stride_step, step_ptr + 7 * stride_step, items_ptr + kind * 3 * ITEMS, first_ptr + kind * stride_rows,
             count_ptr + kind * stride_rows, rows, kv_heads, target, window, ROWS, ITEMS, BN,
         )  # fmt: skip
     else:
@@ -103,6 +105,7 @@ class DecodeStack:
         self.attention_override: AttentionTiles | None = None
         self.routes, mlp = routes, weights.layers[0].mlp
         self.inner = mlp.gate.shape[0] if isinstance(mlp, GatedWeights) else 0
+        self.tokens = tokens_together(self.group)  # of one sequence that the attention takes together, at most
         self.items = triton.next_power_of_2(max_rows + math.ceil(MOST_PROGRAMS / weights.kv_heads))
         self._allocate(max_rows)
         self.experts: ExpertStage | None = None
@@ -127,8 +130,8 @@ class DecodeStack:
         self.arrivals = zeros(max_rows * w.kv_heads, dtype=torch.int32)
         self.plan = zeros(2, 3, self.items, dtype=torch.int32)  # of all tokens, of the window
         self.first, self.count = zeros(2, max_rows, dtype=torch.int32), zeros(2, max_rows, dtype=torch.int32)
-        self.item_parts = zeros(self.items, w.heads, w.head_size, dtype=torch.float32)
-        self.item_sums = zeros(self.items, w.kv_heads, 2, self.group, dtype=torch.float32)
+        self.item_parts = zeros(self.items, w.heads, self.tokens, w.head_size, dtype=torch.float32)
+        self.item_sums = zeros(self.items, w.heads, self.tokens, 2, dtype=torch.float32)
 
     @property
     def element_size(self) -> int:
@@ -137,9 +140,11 @@ class DecodeStack:
     def tiles(self, kind: str, rows: int, n: int, k: int, divisor: int = 0) -> Tiles:
         return self.override.get(kind) or product_tiles(kind, rows, n, k, self.element_size, divisor)
 
-    def attention_tiles(self, rows: int) -> AttentionTiles:
+    def attention_tiles(self, rows: int, together: bool) -> AttentionTiles:
         weights = self.width * self.hidden
-        return self.attention_override or attention_tiles(rows, self.weights.kv_heads, weights, self.element_size)
+        return self.attention_override or attention_tiles(
+            rows, self.weights.kv_heads, weights, self.element_size, together
+        )
 
     def launch(self, rows: int, together: bool = False) -> None:
         """All kernels of one step over the first `rows` rows of `step`; leaves the last layer's output, normed.
@@ -148,7 +153,7 @@ class DecodeStack:
         """
         layers, w = self.weights.layers, self.weights
         wide, narrow = w.heads * w.head_size, w.kv_heads * w.head_size
-        self._open(rows)
+        self._open(rows, together)
         for index, layer in enumerate(layers):
             after = layers[index + 1].input_norm if index + 1 < len(layers) else w.norm
             following = layers[index + 1].q if index + 1 < len(layers) else w.head
@@ -157,12 +162,12 @@ class DecodeStack:
             )
             if together:
                 self._write_keys(rows, index, layer, splits)
-            self._attend(rows, index, layer, splits, write=not together)
+            self._attend(rows, index, layer, splits, self.tokens if together else 0)
             self._join(rows, self._product("o", rows, self.attended, (layer.o,), layer), layer.post_norm, layer.o_bias)
             self._join(rows, self._mlp(rows, index, layer, following), after)
 
-    def _open(self, rows: int) -> None:
-        t = self.attention_tiles(rows)
+    def _open(self, rows: int, together: bool) -> None:
+        t = self.attention_tiles(rows, together)
         w = self.weights
         open_step_kernel[(rows + 1 + (w.window > 0),)](
             self.step, self.last, self.table, w.embedding, w.layers[0].input_norm, self.h,
@@ -215,20 +220,21 @@ class DecodeStack:
             num_warps=1, launch_pdl=self.overlap,
         )  # fmt: skip
 
-    def _attend(self, rows: int, index: int, layer: LayerWeights, splits: int, write: bool) -> None:
+    def _attend(self, rows: int, index: int, layer: LayerWeights, splits: int, tokens: int) -> None:
         w, kv = self.weights, self.kv[index]
-        t = self.attention_tiles(rows)
+        t = self.attention_tiles(rows, tokens > 0)
         items, plan = min(self.items, rows + math.ceil(t.target / w.kv_heads)), int(layer.windowed)
         sinks = layer.q if layer.sinks is None else layer.sinks
+        lines = tokens * self.group if tokens else self.group + 2
         decode_attention_kernel[(items * w.kv_heads,)](
             self.qkv, *_biases(layer), *_norms(layer), sinks, *self.rotary, kv, self.attended, self.step[POSITION],
-            self.step[SLOT], self.table, self.plan[plan], self.first[plan], self.count[plan], self.item_parts,
+            self.step[SLOT], self.step[SPAN], self.table, self.plan[plan], self.first[plan], self.count[plan], self.item_parts,
             self.item_sums, self.arrivals, w.scale * math.log2(math.e), w.eps, self.qkv.stride(0),
             self.table.stride(0), kv.stride(1), kv.stride(0), ITEMS=self.items, HEADS=w.kv_heads, GROUP=self.group,
-            BH=triton.next_power_of_2(self.group + 2), D=w.head_size, P=self.page_size, BN=t.bn,
+            BH=triton.next_power_of_2(lines), D=w.head_size, P=self.page_size, BN=t.bn,
             W=t.warps, STAGES=t.stages, SPLITS=splits, BIAS=layer.biases is not None,
             NORM=layer.head_norms is not None, SINKS=layer.sinks is not None, WINDOW=w.window * plan,
-            PREFETCH=t.prefetch, PDL=self.overlap, write=int(write), num_warps=t.warps, launch_pdl=self.overlap,
+            PREFETCH=t.prefetch, MERGED=8, TOKENS=tokens, PDL=self.overlap, num_warps=t.warps, launch_pdl=self.overlap,
         )  # fmt: skip
 
     def _mlp(self, rows: int, index: int, layer: LayerWeights, following: Tensor) -> int:

@@ -56,7 +56,7 @@ class ExpertTiles:
 
 
 # kind -> (bn, bk, splits, stages, warps, ahead), for few and for many weights.
-FEW_ROWS = {  # up to 32
+FEW_ROWS = {  # up to 16
     "qkv": ((64, 64, 4, 2, 4, 256), (64, 64, 3, 4, 4, 256)),
     "o": ((64, 64, 4, 2, 4, 512), (64, 64, 3, 6, 4, 256)),
     "gate_up": ((64, 64, 1, 8, 4, 128), (64, 64, 1, 4, 4, 256)),
@@ -70,6 +70,17 @@ SOME_ROWS = {  # up to 64
     "down": ((64, 64, 6, 2, 4, 512), (64, 128, 3, 3, 4, 256)),
     "head": ((64, 64, 1, 3, 4, 128), (64, 64, 1, 3, 4, 64)),
 }
+MORE_ROWS = {  # up to 32
+    **FEW_ROWS,
+    "qkv": (FEW_ROWS["qkv"][0], SOME_ROWS["qkv"][1]),
+    "gate_up": (FEW_ROWS["gate_up"][0], SOME_ROWS["gate_up"][1]),
+}
+WIDE = {  # up to 128
+    "qkv": ((64, 64, 2, 5, 4, 64), (128, 64, 2, 4, 8, 64)),
+    "o": ((64, 64, 3, 5, 4, 64), (64, 64, 3, 5, 4, 64)),
+    "gate_up": ((64, 64, 1, 4, 4, 64), (128, 64, 1, 3, 8, 64)),
+    "down": ((64, 64, 5, 4, 4, 64), (64, 64, 3, 5, 4, 64)),
+}
 MANY_ROWS = {  # in tiles of 64
     "qkv": ((64, 64, 1, 4, 4, 128), (64, 64, 1, 4, 4, 128)),
     "o": ((64, 64, 2, 3, 4, 64), (64, 64, 2, 3, 4, 64)),
@@ -80,8 +91,8 @@ MANY_ROWS = {  # in tiles of 64
 
 
 def rows_tile(rows: int) -> int:
-    """BM: the least of 16, 32, 64 that holds all rows; more rows take several tiles of 64."""
-    return next(bm for bm in (16, 32, 64) if rows <= bm or bm == 64)
+    """BM: the least of 16, 32, 64, 128 that holds all rows; more rows take several tiles of 64."""
+    return next((bm for bm in (16, 32, 64, 128) if rows <= bm), 64)
 
 
 def product_tiles(kind: str, rows: int, n: int, k: int, itemsize: int, divisor: int = 0) -> Tiles:
@@ -89,8 +100,8 @@ def product_tiles(kind: str, rows: int, n: int, k: int, itemsize: int, divisor: 
 
     divisor: what bn must divide, 0 if nothing. fp32 takes half the columns, for the same bytes.
     """
-    bm = rows_tile(rows)
-    table = FEW_ROWS if rows <= 32 else SOME_ROWS if rows <= 64 else MANY_ROWS
+    bm = min(rows_tile(rows), 64) if kind == "head" else rows_tile(rows)  # sampling takes registers, too
+    table = {16: FEW_ROWS, 32: MORE_ROWS, 64: SOME_ROWS, 128: WIDE}[bm] if rows <= bm else MANY_ROWS
     bn, bk, splits, stages, warps, ahead = table[kind][n * k > SMALL]
     if divisor:
         bn = math.gcd(divisor, bn)
@@ -101,10 +112,12 @@ def product_tiles(kind: str, rows: int, n: int, k: int, itemsize: int, divisor: 
     return replace(tiles, splits=math.ceil(steps / math.ceil(steps / splits)))  # no empty last split
 
 
-def attention_tiles(rows: int, kv_heads: int, qkv_weights: int, itemsize: int) -> AttentionTiles:
+def attention_tiles(
+    rows: int, kv_heads: int, qkv_weights: int, itemsize: int, together: bool = False
+) -> AttentionTiles:
     """One wave of programs where rows times heads about fill one: one program a multiprocessor, two, or four small.
 
-    Keys are asked for ahead where the q/k/v product before is long enough (its weights: qkv_weights) to hide that.
+    together: rows of one sequence share items, so that there are fewer. Keys are asked for ahead where the q/k/v product before is long enough (its weights: qkv_weights) to hide that.
     """
     pairs = rows * kv_heads
     if itemsize == 4:
@@ -112,9 +125,14 @@ def attention_tiles(rows: int, kv_heads: int, qkv_weights: int, itemsize: int) -
     if pairs <= PROCESSORS:
         ahead = 0 if qkv_weights <= SMALL else 64 if pairs <= PROCESSORS // 2 else 128
         return AttentionTiles(bn=64, warps=4, stages=9, target=PROCESSORS, prefetch=ahead)
-    if 2 * PROCESSORS < pairs <= 4 * PROCESSORS:
+    if 2 * PROCESSORS < pairs and (pairs <= 4 * PROCESSORS or together):
         return AttentionTiles(bn=32, warps=2, stages=7, target=4 * PROCESSORS, prefetch=0)
     return AttentionTiles(bn=64, warps=4, stages=7, target=2 * PROCESSORS, prefetch=0)
+
+
+def tokens_together(group: int) -> int:
+    """Tokens of one sequence whose queries, `group` for each token and KV head, fill a tile of the tensor cores."""
+    return max(1, 16 // group)
 
 
 def expert_tiles(mean: float, itemsize: int) -> ExpertTiles:

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from modeling.attention import round_up
-from modeling.decode_stack import FEED, KEY0, KEY1, PAGE, POSITION, SLOT, STEP_FIELDS, TOKEN, DecodeStack
+from modeling.decode_stack import FEED, KEY0, KEY1, PAGE, POSITION, SLOT, SPAN, STEP_FIELDS, TOKEN, DecodeStack
 from modeling.fused import check_addresses, decode_weights
 from rollout.cache import PagedCache
 from rollout.decoder import Decoder, Draws
@@ -153,7 +153,7 @@ class GraphDecoder:
         inputs = self._inputs[turn]
         self._done[turn].synchronize()  # the step that last used these buffers has been copied
         self._send_new_tables(chunks, self._tables[turn])
-        _fill(inputs.numpy(), chunks, self._cache.page_size)
+        _fill(inputs.numpy(), chunks, self._cache.page_size, self._stack.tokens)
         self._stack.step.copy_(inputs, non_blocking=True)
         graph.replay()
         self.replays += 1
@@ -221,9 +221,9 @@ def fitting(chunks: Sequence[Chunk], step_rows: int) -> list[bool]:
     return inside
 
 
-def _fill(view: np.ndarray, chunks: list[Chunk], page_size: int) -> None:
-    """One column per row: first the last token of each chunk, which may draw, then the others; columns beyond them are
-    padding rows, token 0 at position 0 of the scratch page."""
+def _fill(view: np.ndarray, chunks: list[Chunk], page_size: int, together: int) -> None:
+    """One column per row: first the last token of each chunk, which may draw, then the others, whose past is read once
+    for as many as `together`; columns beyond them are padding rows, token 0 at position 0 of the scratch page."""
     count = len(chunks)
     view[:, count:] = 0
     words = view.view(np.uint32)
@@ -233,6 +233,7 @@ def _fill(view: np.ndarray, chunks: list[Chunk], page_size: int) -> None:
     words[KEY0, :count] = [chunk.key[0] for chunk in chunks]
     words[KEY1, :count] = [chunk.key[1] for chunk in chunks]
     view[SLOT, :count] = view[FEED, :count] = [chunk.row + 1 for chunk in chunks]
+    view[SPAN, :count] = 1
     view[PAGE, :count] = [chunk.pages[end // page_size] for chunk, end in zip(chunks, ends, strict=True)]
     for chunk in chunks:
         others = len(chunk.token_ids) - 1
@@ -241,6 +242,7 @@ def _fill(view: np.ndarray, chunks: list[Chunk], page_size: int) -> None:
             columns = slice(count, count + others)
             view[TOKEN, columns], view[POSITION, columns] = chunk.token_ids[:-1], places
             view[SLOT, columns] = chunk.row + 1
+            view[SPAN, columns][::together] = np.minimum(together, np.arange(others, 0, -together))
             view[PAGE, columns] = np.asarray(chunk.pages, dtype=np.int32)[places // page_size]
             count += others
 

@@ -12,7 +12,7 @@ from tests.interpreted import DEVICE
 import triton  # isort: skip
 
 from modeling.decode_attention import decode_attention_kernel  # isort: skip
-from modeling.decode_stack import open_step_kernel  # isort: skip
+from modeling.decode_stack import STEP_FIELDS, open_step_kernel  # isort: skip
 
 PAGE, D, BN, WARPS, ITEMS = 16, 16, 32, 2, 64
 SHORTEST = 2 * BN  # tokens of a piece, at least
@@ -20,13 +20,14 @@ ROW_PAGES = 32
 
 
 def plan(
-    positions: list[int], kv_heads: int, target: int, window: int = 0
+    positions: list[int], kv_heads: int, target: int, window: int = 0, spans: list[int] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Items [3, ITEMS], first and count [rows] for rows whose new tokens stand at `positions`."""
     rows = len(positions)
-    step = torch.zeros(6, rows, dtype=torch.int32)
+    step = torch.zeros(STEP_FIELDS, rows, dtype=torch.int32)
     step[1] = torch.tensor(positions)
     step[4] = torch.arange(rows)
+    step[7] = torch.tensor([1] * rows if spans is None else spans)
     step = step.to(DEVICE)
     items = torch.zeros(2, 3, ITEMS, dtype=torch.int32, device=DEVICE)
     first, count = torch.zeros(2, 2, rows, dtype=torch.int32, device=DEVICE)
@@ -77,10 +78,10 @@ def attend(
     slots = torch.arange(1, rows + 1, dtype=torch.int32, device=DEVICE)
     decode_attention_kernel[(int(count.sum()) * kv_heads,)](
         qkv, ones, ones, ones, ones, ones, sink.to(DEVICE), ones, zeros, kv, out,
-        torch.tensor(positions, dtype=torch.int32, device=DEVICE), slots, table, items, first, count, parts, sums,
+        torch.tensor(positions, dtype=torch.int32, device=DEVICE), slots, slots, table, items, first, count, parts, sums,
         arrivals, math.log2(math.e) / math.sqrt(D), 1e-6, qkv.stride(0), table.stride(0), kv.stride(1), kv.stride(0),
         ITEMS=ITEMS, HEADS=kv_heads, GROUP=group, BH=triton.next_power_of_2(group + 2), D=D, P=PAGE, BN=BN, W=WARPS,
-        STAGES=3, SPLITS=splits, BIAS=False, NORM=False, SINKS=sinks, WINDOW=window, PREFETCH=0, PDL=False,
+        STAGES=3, SPLITS=splits, BIAS=False, NORM=False, SINKS=sinks, WINDOW=window, PREFETCH=0, MERGED=4, TOKENS=0, PDL=False,
         num_warps=WARPS,
     )  # fmt: skip
     assert not arrivals.any(), "the counters are left as they were found"
@@ -121,6 +122,21 @@ def test_a_window_is_read_and_nothing_before_its_first_tile():
 def test_rows_that_fill_the_gpu_about_once_are_not_cut(past):
     _, _, count = plan([past] * 16, kv_heads=8, target=132)
     assert count.tolist() == [1] * 16
+
+
+def test_rows_of_different_lengths_are_cut_to_run_at_once():
+    """As 5 to 8 rows of a rollout are; an even share and an eighth more would take 144 programs for 132 places."""
+    past = [7000, 6000, 5100, 4000, 3000, 2100, 1000, 300]
+    items, _, count = (x.cpu() for x in plan([tokens - 1 for tokens in past], kv_heads=8, target=132))
+    assert int(count.sum()) * 8 <= 132
+    lengths = (items[2] - items[1])[: int(count.sum())]
+    assert int(lengths.max()) <= 1.4 * sum(past) / 16, "and none is much longer than its share"
+
+
+def test_rows_without_a_span_have_no_items_and_others_reach_the_end_of_theirs():
+    items, first, count = (x.cpu() for x in plan([0, 40, 41, 42, 7], 2, 1, spans=[0, 3, 0, 0, 1]))
+    assert count.tolist() == [0, 1, 0, 0, 1]
+    assert items[:, : int(count.sum())].T.tolist() == [[1, 0, 43], [4, 0, 8]]
 
 
 @pytest.mark.parametrize("target", [1, 7, 40])

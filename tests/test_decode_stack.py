@@ -59,7 +59,7 @@ def decode(stack: DecodeStack, lines: list[list[int]], pages: list[list[int]]) -
     for position in range(max(map(len, lines))):
         for row, line in enumerate(lines):
             live = position < len(line)
-            step = [line[position], position, 0, 0, row + 1, pages[row][position // PAGE], 0] if live else [0] * 7
+            step = [line[position], position, 0, 0, row + 1, pages[row][position // PAGE], 0, 1] if live else [0] * 8
             stack.step[:, row] = torch.tensor(step, dtype=torch.int32)
         stack.launch(len(lines))
         for row, line in enumerate(lines):
@@ -113,23 +113,30 @@ def test_adapters_are_added_to_every_product_as_peft_adds_them():
         assert not torch.allclose(ends[0], full_forward(model, lines[0])[0], atol=1e-2)
 
 
-def test_many_tokens_of_one_sequence_in_one_step_equal_the_full_forward_of_the_modules():
+@pytest.mark.parametrize(
+    ("family", "heads", "kv_heads"), [("qwen3", 4, 2), ("qwen2", 8, 1), ("qwen3", 6, 2), ("gpt_oss", 8, 2)]
+)
+def test_many_tokens_of_one_sequence_in_one_step_equal_the_full_forward_of_the_modules(family, heads, kv_heads):
     """Two sequences read 21 and 2 tokens beside one that decodes its fourth; pages end inside the chunk."""
-    model = tiny("qwen3")
+    model = tiny(family, heads, kv_heads)
     lines = [torch.randint(0, 97, (length,)).tolist() for length in (21, 2, 4)]
     pages = [[5, 2], [3], [6]]
-    stack = stack_for(model, rows=26, slots=4, pages=8, context=64)
+    stack = stack_for(model, rows=29, slots=4, pages=8, context=64)
+    stack.attended.fill_(float("nan"))  # an idle row's is nobody's
     for position in range(3):  # of the third sequence, alone
-        stack.step[:, 0] = torch.tensor([lines[2][position], position, 0, 0, 3, 6, 0], dtype=torch.int32)
+        stack.step[:, 0] = torch.tensor([lines[2][position], position, 0, 0, 3, 6, 0, 1], dtype=torch.int32)
         stack.launch(1)
-    places = [(i, p) for i in (0, 1) for p in reversed(range(len(lines[i])))] + [(2, 3)]  # any order of rows does
-    for row, (i, position) in enumerate(places):
-        step = [lines[i][position], position, 0, 0, i + 1, pages[i][position // PAGE], 0]
+    places = [(0, 20, 1), (1, 1, 1), (2, 3, 1)]  # sequence, position, rows that its row takes
+    for i, others in ((0, 20), (1, 1)):
+        places += [(i, p, 0 if p % stack.tokens else min(stack.tokens, others - p)) for p in range(others)]
+    stack.step.zero_()
+    for row, (i, position, span) in enumerate(places):
+        step = [lines[i][position], position, 0, 0, i + 1, pages[i][position // PAGE], 0, span]
         stack.step[:, row] = torch.tensor(step, dtype=torch.int32)
-    stack.launch(26, together=True)  # two rows of padding
+    stack.launch(29, together=True)  # five rows of padding
     for i, line in enumerate(lines):
         with torch.no_grad():
             expected = model.model(torch.tensor([line], device=DEVICE), use_cache=False).last_hidden_state[0]
-        for row, (owner, position) in enumerate(places):
+        for row, (owner, position, _) in enumerate(places):
             if owner == i:
                 torch.testing.assert_close(stack.normed[row], expected[position], atol=2e-5, rtol=2e-5)

@@ -13,7 +13,7 @@ SHAPES = [(4096, 1024), (19456, 2560), (2560, 9728), (80, 64), (144, 48), (15193
 
 @pytest.mark.parametrize("kind", ["qkv", "o", "gate_up", "down", "head"])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-@pytest.mark.parametrize("rows", [1, 17, 64, 65, 300])
+@pytest.mark.parametrize("rows", [1, 17, 64, 65, 129, 300])
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_splits_are_never_empty_and_reading_ahead_stays_inside_them(kind, n, k, rows, itemsize):
     tiles = product_tiles(kind, rows, n, k, itemsize)
@@ -33,7 +33,7 @@ def test_the_fused_projection_tiles_do_not_straddle_two_matrices():
 
 
 def test_rows_fill_the_least_tile():
-    assert [rows_tile(rows) for rows in (1, 16, 17, 33, 64, 65, 256)] == [16, 16, 32, 64, 64, 64, 64]
+    assert [rows_tile(rows) for rows in (1, 16, 17, 33, 64, 65, 128, 129)] == [16, 16, 32, 64, 64, 128, 128, 64]
 
 
 def test_about_one_wave_of_attention_programs_where_rows_allow_it():
@@ -41,3 +41,4 @@ def test_about_one_wave_of_attention_programs_where_rows_allow_it():
     assert attention_tiles(16, 8, 1 << 22, 2).target == 132
     assert attention_tiles(64, 8, 1 << 22, 2).target == 528
     assert attention_tiles(256, 8, 1 << 22, 2).target == 264
+    assert attention_tiles(128, 8, 1 << 22, 2, together=True).target == 528
