@@ -81,6 +81,9 @@ class StepWatch:
             print(json.dumps(found), flush=True)
 
 
+PARTS = ("save", "_save_weights", "save_pretrained")  # of the policy; the last on rank 0 alone
+
+
 class SaveWatch:
     """Of each checkpoint the seconds of this process's writing, its checksums included, and of its parts, which run at
     once (`save` holds `save_weights`), and its host memory before and at most meanwhile; printed on rank 0 as they
@@ -89,13 +92,12 @@ class SaveWatch:
     def __init__(self, host: HostWatch) -> None:
         self.found: list[dict[str, float]] = []
         write = checkpoint.CheckpointStore._write
-        parts: dict[str, float] = {}
-        for name in ("save", "_save_weights", "save_pretrained"):
+        parts = {f"seconds_{name.strip('_')}": 0.0 for name in PARTS}
+        for name in PARTS:
             setattr(policy.Policy, name, timed_part(getattr(policy.Policy, name), parts))
 
         def timed(store: checkpoint.CheckpointStore) -> None:
             started, before = time.perf_counter(), host.begin()
-            parts.clear()
             write(store)
             seconds = {"seconds": time.perf_counter() - started, **parts}
             self.found.append(seconds | {"resident_gb": before, "most_gb": host.most})
