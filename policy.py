@@ -217,7 +217,7 @@ class Policy:
             part.load_state_dict(torch.load(folder / "engine" / name, map_location="cpu"))
 
     def save_pretrained(self, folder: Path) -> None:
-        """The Hugging Face copy, or with LoRA the adapters in peft's form; rank 0 alone."""
+        """The Hugging Face copy, or with LoRA the adapters in peft's form; rank 0 alone. Holds it in host memory."""
         with _stream_beside(self.device):
             if self.config.lora.rank:
                 lora.save_adapters(self.model, self.config.lora, folder)

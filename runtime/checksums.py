@@ -1,9 +1,7 @@
 """Checksums of files as large as a model's optimizer state, on several cores.
 
 One core sums up about a gigabyte a second, for a 4B optimizer more than the rollout takes that hides its saving. So
-segments are summed up by several threads, and what this process writes is summed up meanwhile (`SummedFile`): nothing
-is read again. The threads work on long pieces outside the Global Interpreter Lock, for which the decoding thread would
-else wait in line with them.
+several threads sum segments up, and `SummedFile` does it while it writes: nothing is read again for it.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from typing import Self
 
 SEGMENT = 64 << 20  # bytes under one digest: part of what a checksum means
 THREADS = 8
-READ = 16 << 20  # bytes at a time: the lock is taken twice for each
 ALONE = 1 << 20  # bytes up to which a thread of the pool is not worth its start
 
 
@@ -76,12 +73,11 @@ def checksum(path: Path) -> str:
 
 
 def _segment_digest(path: Path, start: int) -> bytes:
-    digest, size = _digest(), path.stat().st_size - start
-    buffer = memoryview(bytearray(max(1, min(READ, SEGMENT, size))))
+    digest, buffer = _digest(), bytearray(1 << 20)
     with path.open("rb", buffering=0) as file:
         file.seek(start)
-        while (left := start + SEGMENT - file.tell()) > 0 and (count := file.readinto(buffer[:left])):
-            digest.update(buffer[:count])
+        while (left := start + SEGMENT - file.tell()) > 0 and (count := file.readinto(memoryview(buffer)[:left])):
+            digest.update(memoryview(buffer)[:count])
     return digest.digest()
 
 

@@ -44,7 +44,9 @@ def host_copies(state: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
             copies[place] = _host_copy(tensor.detach()) if _elsewhere(tensor) else tensor
         found[name] = copies[place]
     copies.clear()
-    yield dict(found)
+    given = dict(found)
+    yield given
+    given.clear()
     while found:  # to give memory back takes 60 ms a gigabyte, with the lock: not all at once
         found.popitem()
 
