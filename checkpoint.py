@@ -8,8 +8,8 @@ Every file is on the disk, not only in the system's memory, before the rename th
 power keeps whole checkpoints too.
 
 `begin` hands the writing to a thread and returns; weights and optimizer state do not change until the next update, so
-nothing is copied, and `finish` must be called before that update. The thread makes no collective call: ranks meet in
-`begin` and `finish` alone, so a rank that cannot write is heard by all.
+nothing is copied for it, and `finish` must be called before that update. The thread makes no collective call: ranks
+meet in `begin` and `finish` alone, so a rank that cannot write is heard by all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +29,7 @@ from config import UserError
 from runtime.checksums import checksum
 
 CHECKSUMS = "checksums_rank_{}.json"
+ENGINE = "engine"  # the folder that `SavablePolicy.save` writes; everything beside it is the Hugging Face copy
 
 
 class CheckpointError(UserError, RuntimeError):
@@ -35,11 +37,12 @@ class CheckpointError(UserError, RuntimeError):
 
 
 class SavablePolicy(Protocol):
-    """The part of `policy.Policy` that a checkpoint uses."""
+    """The part of `policy.Policy` that a checkpoint uses. `save` and `save_pretrained` run at once, in two threads;
+    `save` returns the checksums that it knows of its files, by their names below `folder`."""
 
     world_size: int
 
-    def save(self, folder: Path) -> None: ...
+    def save(self, folder: Path) -> Mapping[str, str]: ...
     def load(self, folder: Path) -> None: ...
     def load_weights(self, folder: Path) -> None: ...
     def save_pretrained(self, folder: Path) -> None: ...
@@ -109,16 +112,24 @@ class CheckpointStore:
         self.seconds = time.perf_counter() - started
 
     def _write_files(self) -> None:
-        self._policy.save(self._partial)
-        if self._rank == 0:
-            self._policy.save_pretrained(self._partial)
-            self._save_tokenizer(self._partial)
+        with ThreadPoolExecutor(1) as beside:  # a file system takes several files faster than one
+            copy = beside.submit(self._write_copy)
+            sums = dict(self._policy.save(self._partial)) | copy.result()
         names = _files_of(self._partial, self._rank)
         for path in [self._partial / name for name in names]:
             _sync(path)
             _sync(path.parent)
-        sums = {name: checksum(self._partial / name) for name in names}
+        sums = {name: sums.get(name) or checksum(self._partial / name) for name in names}
         _write_synced(self._partial / CHECKSUMS.format(self._rank), json.dumps(sums, indent=1) + "\n")
+
+    def _write_copy(self) -> dict[str, str]:
+        """The Hugging Face copy, by rank 0; checksums of its files."""
+        if self._rank:
+            return {}
+        self._policy.save_pretrained(self._partial)
+        self._save_tokenizer(self._partial)
+        names = [name for name in _files_of(self._partial, 0) if not name.startswith(f"{ENGINE}/")]
+        return {name: checksum(self._partial / name) for name in names}
 
     def _commit(self) -> None:
         missing = [r for r in range(self._policy.world_size) if not (self._partial / CHECKSUMS.format(r)).exists()]

@@ -12,18 +12,18 @@ import contextlib
 import io
 import logging
 import os
-import random
 import warnings
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidiactl") else "cpu")
 
 import deepspeed
-import numpy
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -37,6 +37,9 @@ from modeling.packed_model import PackedBatch, TokenLogprobModule
 from modeling.probe import check_attention
 from modeling.recompute import Recompute, free_bytes
 from objectives.reference import Reference
+from runtime import random_state
+from runtime.tensorfiles import host_copies
+from runtime.tensorfiles import save as save_tensors
 from runtime.zero_settings import BUCKET_ELEMENTS, deepspeed_settings
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
@@ -168,21 +171,28 @@ class Policy:
         self._engine.step()
         return float(self._engine.get_global_grad_norm())
 
-    def save(self, folder: Path) -> None:
-        """Weights, optimizer and this rank's random state, under `folder/engine`.
+    def save(self, folder: Path) -> dict[str, str]:
+        """Weights, optimizer and this rank's random state, under `folder/engine`; their checksums by file.
 
         Not collective: these are the two writers that DeepSpeed 0.19.8's `save_checkpoint` calls between its barriers,
         in which the other ranks would wait for ever when one rank's disk is full.
         """
         (folder / "engine").mkdir(parents=True, exist_ok=True)
-        torch.serialization.set_crc32_options(False)  # half of the time; a checkpoint has checksums of its own
+        files = self._engine.checkpoint_engine = SummedFiles(folder)
+        with ThreadPoolExecutor(1) as beside:
+            weights = beside.submit(self._save_weights, folder)
+            with _stream_beside(self.device):
+                self._engine._save_zero_checkpoint(str(folder), "engine")
+                files.save(random_state.take(), folder / "engine" / f"random_rank_{dist.get_rank()}.pt")
+                for name, part in self.saved_beside.items() if dist.get_rank() == 0 else ():
+                    files.save(part.state_dict(), folder / "engine" / name)
+            weights.result()
+        return files.sums
+
+    def _save_weights(self, folder: Path) -> None:
         adapters_alone = self.config.lora.rank > 0  # the frozen weights are in model.path
         with _stream_beside(self.device):
             self._engine._save_checkpoint(str(folder), "engine", exclude_frozen_parameters=adapters_alone)
-            self._engine._save_zero_checkpoint(str(folder), "engine")
-            torch.save(_random_state(), folder / "engine" / f"random_rank_{dist.get_rank()}.pt")
-            for name, part in self.saved_beside.items() if dist.get_rank() == 0 else ():
-                torch.save(part.state_dict(), folder / "engine" / name)
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote on the same number of ranks. Collective."""
@@ -191,8 +201,8 @@ class Policy:
         for group in self._optimizer.param_groups:  # the file brings back the settings it was written under
             group["betas"] = (train.adam_beta1, train.adam_beta2)
             group["weight_decay"] = train.weight_decay if group["weight_decay"] else 0.0
-        state = torch.load(folder / "engine" / f"random_rank_{dist.get_rank()}.pt", weights_only=False)
-        _set_random_state(state)
+        path = folder / "engine" / f"random_rank_{dist.get_rank()}.pt"
+        random_state.put_back(torch.load(path, weights_only=False))
 
     def load_weights(self, folder: Path) -> None:
         """Restores the weights alone, on any number of ranks. Collective."""
@@ -207,12 +217,25 @@ class Policy:
             part.load_state_dict(torch.load(folder / "engine" / name, map_location="cpu"))
 
     def save_pretrained(self, folder: Path) -> None:
-        """The Hugging Face copy, or with LoRA the adapters in peft's form; rank 0 alone."""
+        """The Hugging Face copy, or with LoRA the adapters in peft's form; rank 0 alone. Holds it in host memory."""
         with _stream_beside(self.device):
             if self.config.lora.rank:
                 lora.save_adapters(self.model, self.config.lora, folder)
             else:
-                self.model.save_pretrained(folder)
+                with host_copies(self.model.state_dict()) as state:
+                    self.model.save_pretrained(folder, state_dict=state)
+
+
+class SummedFiles(TorchCheckpointEngine):
+    """DeepSpeed's way to files, without a stop for the threads beside it; keeps the checksums of what it wrote."""
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self._folder = folder
+        self.sums: dict[str, str] = {}  # by name below the folder
+
+    def save(self, state_dict: Any, path: str | Path) -> None:
+        self.sums[Path(path).relative_to(self._folder).as_posix()] = save_tensors(state_dict, Path(path))
 
 
 def build_reference(config: Config, device: torch.device) -> Reference | None:
@@ -234,24 +257,6 @@ def _stream_beside(device: torch.device) -> Iterator[None]:
     stream.wait_stream(torch.cuda.default_stream(device))  # the update's last kernels
     with torch.cuda.stream(stream):
         yield
-
-
-def _random_state() -> dict[str, Any]:
-    """Nothing in a step draws from these streams today; a model with dropout would."""
-    return {
-        "python": random.getstate(),
-        "numpy": numpy.random.get_state(),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def _set_random_state(state: dict[str, Any]) -> None:
-    random.setstate(state["python"])
-    numpy.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
-        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def build_optimizer(model: PreTrainedModel, config: Config) -> torch.optim.Optimizer:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import checkpoint
+import policy
 import trainer
 from benchmarks.memory_watch import HostWatch
 from benchmarks.scripted import ScriptedRun
@@ -79,22 +81,40 @@ class StepWatch:
             print(json.dumps(found), flush=True)
 
 
+PARTS = ("save", "_save_weights", "save_pretrained")  # of the policy; the last on rank 0 alone
+
+
 class SaveWatch:
-    """Of each checkpoint the seconds of this process's writing, its checksums included, and its host memory before and
-    at most meanwhile; printed on rank 0 as they come."""
+    """Of each checkpoint the seconds of this process's writing, its checksums included, and of its parts, which run at
+    once (`save` holds `save_weights`), and its host memory before and at most meanwhile; printed on rank 0 as they
+    come."""
 
     def __init__(self, host: HostWatch) -> None:
         self.found: list[dict[str, float]] = []
         write = checkpoint.CheckpointStore._write
+        parts = {f"seconds_{name.strip('_')}": 0.0 for name in PARTS}
+        for name in PARTS:
+            setattr(policy.Policy, name, timed_part(getattr(policy.Policy, name), parts))
 
         def timed(store: checkpoint.CheckpointStore) -> None:
             started, before = time.perf_counter(), host.begin()
             write(store)
-            self.found.append({"seconds": time.perf_counter() - started, "resident_gb": before, "most_gb": host.most})
+            seconds = {"seconds": time.perf_counter() - started, **parts}
+            self.found.append(seconds | {"resident_gb": before, "most_gb": host.most})
             if store._rank == 0:
                 print(json.dumps({"save": self.found[-1]}), flush=True)
 
         checkpoint.CheckpointStore._write = timed  # type: ignore[method-assign]
+
+
+def timed_part(method: Callable[..., Any], seconds: dict[str, float]) -> Callable[..., Any]:
+    def timed(*words: Any) -> Any:
+        started = time.perf_counter()
+        result = method(*words)
+        seconds[f"seconds_{method.__name__.strip('_')}"] = time.perf_counter() - started
+        return result
+
+    return timed
 
 
 def save_nothing() -> None:

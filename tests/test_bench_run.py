@@ -84,7 +84,10 @@ def test_the_lines_tell_phases_ranks_balance_and_saves(two):
         assert line["balance"] == pytest.approx(max(ranks) / best, abs=0.02) and line["balance"] >= 0.999
         assert sum(line["tokens_per_rank"]) == row["sampled_tokens"]
         assert all(0.1 < gigabytes < 10 for gigabytes in line["resident_gb"]) and len(line["resident_gb"]) == 2
-    assert [[len(figures) for figures in save.values()] for save in whole["saves"]] == [[2, 2, 2]] * 2  # by rank
+    assert [[len(figures) for figures in save.values()] for save in whole["saves"]] == [[2] * 6] * 2  # by rank
+    for save in whole["saves"]:
+        assert max(save["seconds_save"] + save["seconds_save_pretrained"]) <= max(save["seconds"]) + 1e-3
+        assert 0 == save["seconds_save_pretrained"][1] < save["seconds_save_pretrained"][0]  # rank 0 alone
     assert whole["checkpoint_gb"] > 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,13 @@ class FakePolicy:
         self.loaded: list[str] = []
         self.fail_in = ""
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> dict[str, str]:
         (folder / "engine").mkdir()
         (folder / "engine" / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_text("optimizer")
         (folder / "engine" / "random_rank_0.pt").write_text("random")
         if self.fail_in == "engine":
             raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed\nmore")
+        return {}
 
     def save_pretrained(self, folder: Path) -> None:
         (folder / "config.json").write_text("{}")
@@ -285,3 +287,27 @@ def test_without_a_complete_checkpoint_nobody_is_sent_to_resume_from_it(tmp_path
     policy.fail_in = "model"
     with pytest.raises(CheckpointError, match=r"no complete one yet\. .* start anew in another folder"):
         save(tmp_path, policy, 7)
+
+
+def test_the_copy_is_written_while_the_engine_is(tmp_path, policy):
+    begun, save_engine, save_copy = threading.Event(), policy.save, policy.save_pretrained
+
+    def wait_for_the_copy(folder):
+        assert begun.wait(10)
+        return save_engine(folder)
+
+    policy.save = wait_for_the_copy
+    policy.save_pretrained = lambda folder: (begun.set(), save_copy(folder))
+    assert save(tmp_path, policy, 7) == find_latest(tmp_path)
+
+
+def test_a_file_that_the_policy_summed_up_is_not_read_again(tmp_path, policy, monkeypatch):
+    name, read, inner = "engine/random_rank_0.pt", [], checkpoint.checksum
+    save_engine = policy.save
+    policy.save = lambda folder: save_engine(folder) | {name: "as written"}
+    monkeypatch.setattr(checkpoint, "checksum", lambda path: (read.append(path.name), inner(path))[1])
+    folder = save(tmp_path, policy, 7)
+    assert json.loads((folder / "checksums_rank_0.json").read_text())[name] == "as written"
+    assert sorted(read) == ["config.json", "zero_pp_rank_0_mp_rank_00_optim_states.pt"]
+    with pytest.raises(CheckpointError, match=r"random_rank_0\.pt: is missing or differs"):
+        checkpoint.load(folder, policy, 0, alone)

@@ -18,6 +18,7 @@ from data import collate
 from objectives.minibatch import token_weights
 from policy import Policy, build_optimizer, init_distributed, register_rollout_engine
 from rollout.engine import RolloutEngine
+from runtime.checksums import checksum
 from tests.builders import record, scored
 from tests.conftest import make_model
 from update import batch_loss, update
@@ -234,8 +235,10 @@ def test_saving_meets_no_other_rank_so_that_none_waits_for_one_whose_disk_is_ful
 
     for name in ("barrier", "all_reduce", "all_gather", "broadcast"):
         monkeypatch.setattr(deepspeed.comm, name, refuse)
-    policy.save(tmp_path)
-    assert {p.suffix for p in (tmp_path / "engine").iterdir()} == {".pt"}
+    sums = policy.save(tmp_path)
+    files = list((tmp_path / "engine").iterdir())
+    assert {p.suffix for p in files} == {".pt"}
+    assert sums == {f"engine/{p.name}": checksum(p) for p in files}  # without reading them again
 
 
 def test_a_resumed_optimizer_follows_the_settings_of_this_run(tmp_path):
