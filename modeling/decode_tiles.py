@@ -106,6 +106,8 @@ def product_tiles(kind: str, rows: int, n: int, k: int, itemsize: int, divisor: 
     bn, bk, splits, stages, warps, ahead = table[kind][n * k > SMALL]
     if divisor:
         bn = math.gcd(divisor, bn)
+    if math.ceil(n / bn) * splits > PROCESSORS:
+        ahead = min(ahead, 256)  # what is read ahead stays in registers, which two programs of one processor share
     tiles = Tiles(bn, bm, bk, 1, stages, warps, ahead)
     if itemsize == 4:
         tiles = replace(tiles, bk=bk // 2, ahead=ahead // 4, stages=min(stages, 3))
