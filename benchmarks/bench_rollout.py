@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe, read_bandwidth
 from benchmarks.scripted import ScriptedRun, TimeUp, length_of, load_workload, scripts_of
+from benchmarks.step_times import StepTimes
 from modeling.attention import IMPLEMENTATION
 from modeling.shapes import SHIPPED
 from objectives.groups import SampledStep
@@ -69,6 +70,7 @@ def main() -> None:
     parser.add_argument("--forced-tokens", type=int, default=512, help="rollout.forced_tokens")
     parser.add_argument("--release-kv", action="store_true", help="rollout.release_kv")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
+    parser.add_argument("--by-rows", action="store_true", help="also device time by sequences in a step, on one GPU")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds after which a rollout is cut short")
     run(parser.parse_args())
@@ -87,6 +89,7 @@ def run(options: argparse.Namespace) -> None:
     rows, samples = load_workload(options.workload, options.copies)
     engine, model, cache, start_seconds = build_engine(options, rows, device)
     bandwidth = read_bandwidth(device)
+    times = StepTimes(engine._decoder) if options.by_rows else None
     best = {}
     for tools in ("latency", "instant") if options.tools == "both" else (options.tools,):
         engine.run_type.instant = tools == "instant"
@@ -98,6 +101,8 @@ def run(options: argparse.Namespace) -> None:
                 "memory_seconds": [round(r["stats"][0].memory_seconds, 3) for r in results],
             }  # fmt: skip
             report(options, rows, model, cache, bandwidth, best[tools], line | describe(device))
+            for kind, figures in times.take().items() if times else ():  # of all repeats
+                print(f"{kind:32} {figures['steps']:6} x {figures['ms']:.3f} ms = {figures['seconds']:.2f} s")
     if len(best) == 2 and ranks.rank == 0:
         print(json.dumps({"latency_over_instant": round(best["latency"]["seconds"] / best["instant"]["seconds"], 3)}))
 

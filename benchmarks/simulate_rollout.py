@@ -27,6 +27,7 @@ from rollout.decoder import Done, Draws
 from rollout.engine import RolloutEngine
 from rollout.graphs import rows_beside
 from rollout.scheduler import Chunk
+from rollout.stats import RolloutStats
 
 BANDWIDTH = 4.27e12  # bytes per second, measured on an H200
 
@@ -81,24 +82,32 @@ def main() -> None:
     parser.add_argument("--token-kb", type=float, default=114.7, help="keys and values of one token, 1000 bytes")
     parser.add_argument("--instant", action="store_true", help="every tool answers at once")
     options = parser.parse_args()
-    rows, samples = load_workload(options.workload, 1)
     clock = Clock()
+    decoder = TimedDecoder(clock, options.step_ms / 1e3, options.row_us / 1e6, options.token_kb * 1e3)
+    stats = simulate(options.workload, decoder, clock, options.rows, options.kv_tokens, options.instant)
+    print(json.dumps({
+        **vars(options), "seconds": round(clock.now, 2), "steps": stats.steps,
+        "prefill_tokens": stats.prefill_tokens, "preemptions": stats.preemptions,
+    }))  # fmt: skip
+
+
+def simulate(
+    workload: str, decoder: Any, clock: Clock, decode_rows: int, kv_tokens: int = 960_000, instant: bool = False
+) -> RolloutStats:
+    """One rollout of a workload by a decoder that moves the clock."""
+    rows, samples = load_workload(workload, 1)
     chat: Any = SimpleNamespace(stop_ids=frozenset())
     tool: Any = object()
-    decoder: Any = TimedDecoder(clock, options.step_ms / 1e3, options.row_us / 1e6, options.token_kb * 1e3)
     engine = RolloutEngine(
-        decoder, chat, tool, decode_rows=options.rows, page_size=16, num_pages=1 + options.kv_tokens // 16,
-        prefill_tokens=8192, forced_tokens=512, step_rows=options.rows + rows_beside(options.rows),
+        decoder, chat, tool, decode_rows=decode_rows, page_size=16, num_pages=1 + kv_tokens // 16, prefill_tokens=8192,
+        forced_tokens=512, step_rows=decode_rows + rows_beside(decode_rows),
     )  # fmt: skip
     engine.run_type = type("Run", (TimedRun,), {
-        "scripts": scripts_of(rows), "instant": options.instant, "clock": clock, "due": [],
+        "scripts": scripts_of(rows), "instant": instant, "clock": clock, "due": [],
     })  # fmt: skip
     alone: Any = SimpleNamespace(gather=lambda item: [item], counter=lambda name: itertools.count().__next__)
     rollout(engine, alone, rows, samples, "simulation", limit=600.0)
-    print(json.dumps({
-        **vars(options), "seconds": round(clock.now, 2), "steps": engine.stats.steps,
-        "prefill_tokens": engine.stats.prefill_tokens, "preemptions": engine.stats.preemptions,
-    }))  # fmt: skip
+    return engine.stats
 
 
 if __name__ == "__main__":

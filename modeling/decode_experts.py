@@ -31,6 +31,8 @@ def route_kernel(
 ):  # fmt: skip
     """The experts of each row and their shares.  grid (rows,); x [rows, K], w [E, K]; ids, shares [rows, TOP_K]
 
+    A padding row (slot 0) has none, id -1: its experts would be read for nobody.
+
     RECORD: also write the experts to the new token's place in routes [pages, P, TOP_K] uint8
     """
     row = tl.program_id(0)
@@ -54,10 +56,11 @@ def route_kernel(
         chosen = tl.where(expert == choice, rank, chosen)
     weight = tl.where(chosen >= 0, tl.exp(score - top), 0.0)
     share = (weight / tl.sum(weight, axis=0)).to(dtype)
-    tl.store(ids_ptr + row * TOP_K + chosen, expert, mask=chosen >= 0)
+    slot = tl.load(slots_ptr + row)
+    tl.store(ids_ptr + row * TOP_K + chosen, tl.where(slot > 0, expert, -1), mask=chosen >= 0)
     tl.store(shares_ptr + row * TOP_K + chosen, share, mask=chosen >= 0)
     if RECORD:
-        position, slot = tl.load(positions_ptr + row), tl.load(slots_ptr + row)
+        position = tl.load(positions_ptr + row)
         page = tl.load(table_ptr + slot.to(tl.int64) * stride_table + position // P).to(tl.int64)
         at = routes_ptr + (page * P + position % P) * TOP_K + chosen
         tl.store(at, expert.to(tl.uint8), mask=chosen >= 0)

@@ -56,33 +56,33 @@ class ExpertTiles:
 
 
 # kind -> (bn, bk, splits, stages, warps, ahead), for few and for many weights.
-FEW_ROWS = {  # up to 16
+UP_TO_16 = {
     "qkv": ((64, 64, 4, 2, 4, 256), (64, 64, 3, 4, 4, 256)),
     "o": ((64, 64, 4, 2, 4, 512), (64, 64, 3, 5, 4, 512)),
     "gate_up": ((64, 64, 1, 8, 4, 128), (64, 64, 1, 4, 4, 256)),
     "down": ((64, 64, 6, 2, 4, 512), (64, 64, 5, 5, 4, 256)),
     "head": ((64, 64, 1, 4, 4, 128), (64, 64, 1, 4, 4, 128)),
 }
-SOME_ROWS = {  # up to 64
+UP_TO_64 = {
     "qkv": ((64, 64, 2, 2, 4, 512), (64, 128, 1, 4, 4, 128)),
     "o": ((64, 64, 4, 2, 4, 512), (64, 128, 3, 3, 4, 256)),
     "gate_up": ((64, 64, 1, 4, 4, 256), (128, 64, 1, 4, 4, 64)),
     "down": ((64, 64, 6, 2, 4, 512), (64, 128, 3, 4, 4, 128)),
     "head": ((64, 64, 1, 3, 4, 128), (64, 64, 1, 3, 4, 64)),
 }
-MORE_ROWS = {  # up to 32
-    **FEW_ROWS,
+UP_TO_32 = {
+    **UP_TO_16,
     "qkv": ((64, 64, 4, 2, 4, 256), (64, 64, 1, 8, 4, 128)),
     "o": ((64, 64, 4, 2, 4, 512), (64, 64, 3, 6, 4, 256)),
-    "gate_up": (FEW_ROWS["gate_up"][0], SOME_ROWS["gate_up"][1]),
+    "gate_up": (UP_TO_16["gate_up"][0], UP_TO_64["gate_up"][1]),
 }
-WIDE = {  # up to 128
+UP_TO_128 = {
     "qkv": ((64, 64, 2, 5, 4, 64), (128, 64, 2, 4, 8, 64)),
     "o": ((64, 64, 3, 5, 4, 64), (64, 64, 3, 5, 4, 64)),
     "gate_up": ((64, 64, 1, 4, 4, 64), (128, 64, 1, 3, 8, 64)),
     "down": ((64, 64, 5, 4, 4, 64), (64, 64, 3, 5, 4, 64)),
 }
-MANY_ROWS = {  # in tiles of 64
+MORE_ROWS = {  # in tiles of 64
     "qkv": ((64, 64, 1, 4, 4, 128), (64, 64, 1, 4, 4, 128)),
     "o": ((64, 64, 2, 3, 4, 64), (64, 64, 2, 3, 4, 64)),
     "gate_up": ((128, 64, 1, 3, 4, 64), (128, 64, 1, 3, 4, 64)),
@@ -102,10 +102,12 @@ def product_tiles(kind: str, rows: int, n: int, k: int, itemsize: int, divisor: 
     divisor: what bn must divide, 0 if nothing. fp32 takes half the columns, for the same bytes.
     """
     bm = min(rows_tile(rows), 64) if kind == "head" else rows_tile(rows)  # sampling takes registers, too
-    table = {16: FEW_ROWS, 32: MORE_ROWS, 64: SOME_ROWS, 128: WIDE}[bm] if rows <= bm else MANY_ROWS
+    table = {16: UP_TO_16, 32: UP_TO_32, 64: UP_TO_64, 128: UP_TO_128}[bm] if rows <= bm else MORE_ROWS
     bn, bk, splits, stages, warps, ahead = table[kind][n * k > SMALL]
     if divisor:
         bn = math.gcd(divisor, bn)
+    if math.ceil(n / bn) * splits > PROCESSORS:
+        ahead = min(ahead, 256)  # what is read ahead stays in registers, which two programs of one processor share
     tiles = Tiles(bn, bm, bk, 1, stages, warps, ahead)
     if itemsize == 4:
         tiles = replace(tiles, bk=bk // 2, ahead=ahead // 4, stages=min(stages, 3))

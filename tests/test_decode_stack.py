@@ -122,7 +122,7 @@ def test_many_tokens_of_one_sequence_in_one_step_equal_the_full_forward_of_the_m
     lines = [torch.randint(0, 97, (length,)).tolist() for length in (21, 2, 4)]
     pages = [[5, 2], [3], [6]]
     stack = stack_for(model, rows=29, slots=4, pages=8, context=64)
-    stack.attended.fill_(float("nan"))  # an idle row's is nobody's
+    stack.attended.fill_(1e4)  # what idle rows hold is nobody's
     for position in range(3):  # of the third sequence, alone
         stack.step[:, 0] = torch.tensor([lines[2][position], position, 0, 0, 3, 6, 0, 1], dtype=torch.int32)
         stack.launch(1)
@@ -134,6 +134,8 @@ def test_many_tokens_of_one_sequence_in_one_step_equal_the_full_forward_of_the_m
         step = [lines[i][position], position, 0, 0, i + 1, pages[i][position // PAGE], 0, span]
         stack.step[:, row] = torch.tensor(step, dtype=torch.int32)
     stack.launch(29, together=True)  # five rows of padding
+    if stack.experts is not None:
+        assert (stack.experts.ids[len(places) : 29] == -1).all(), "no expert is read for them"
     for i, line in enumerate(lines):
         with torch.no_grad():
             expected = model.model(torch.tensor([line], device=DEVICE), use_cache=False).last_hidden_state[0]
