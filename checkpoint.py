@@ -29,7 +29,6 @@ from config import UserError
 from runtime.checksums import checksum
 
 CHECKSUMS = "checksums_rank_{}.json"
-ENGINE = "engine"  # the folder that `SavablePolicy.save` writes; everything beside it is the Hugging Face copy
 
 
 class CheckpointError(UserError, RuntimeError):
@@ -123,13 +122,12 @@ class CheckpointStore:
         _write_synced(self._partial / CHECKSUMS.format(self._rank), json.dumps(sums, indent=1) + "\n")
 
     def _write_copy(self) -> dict[str, str]:
-        """The Hugging Face copy, by rank 0; checksums of its files."""
+        """The Hugging Face copy, by rank 0; checksums of its weights; others may be the engine's, half written."""
         if self._rank:
             return {}
         self._policy.save_pretrained(self._partial)
         self._save_tokenizer(self._partial)
-        names = [name for name in _files_of(self._partial, 0) if not name.startswith(f"{ENGINE}/")]
-        return {name: checksum(self._partial / name) for name in names}
+        return {path.name: checksum(path) for path in self._partial.glob("*.safetensors")}
 
     def _commit(self) -> None:
         missing = [r for r in range(self._policy.world_size) if not (self._partial / CHECKSUMS.format(r)).exists()]

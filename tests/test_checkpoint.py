@@ -311,3 +311,29 @@ def test_a_file_that_the_policy_summed_up_is_not_read_again(tmp_path, policy, mo
     assert sorted(read) == ["config.json", "zero_pp_rank_0_mp_rank_00_optim_states.pt"]
     with pytest.raises(CheckpointError, match=r"random_rank_0\.pt: is missing or differs"):
         checkpoint.load(folder, policy, 0, alone)
+
+
+def test_what_the_engine_still_writes_when_the_copy_is_done_is_summed_up_when_it_is_whole(
+    tmp_path, policy, monkeypatch
+):
+    """DeepSpeed puts its recovery scripts beside the copy's files."""
+    begun, copied, save_engine = threading.Event(), threading.Event(), policy.save
+    save_copy, write_copy = policy.save_pretrained, CheckpointStore._write_copy
+
+    def save_beside(folder):
+        with (folder / "zero_to_fp32.py").open("w") as script:
+            begun.set()
+            assert copied.wait(10)
+            script.write("import torch")
+        return save_engine(folder)
+
+    def mark(self):
+        sums = write_copy(self)
+        copied.set()
+        return sums
+
+    policy.save = save_beside
+    policy.save_pretrained = lambda folder: (begun.wait(10), save_copy(folder))
+    monkeypatch.setattr(CheckpointStore, "_write_copy", mark)
+    checkpoint.load(save(tmp_path, policy, 7), policy, 0, alone)
+    assert policy.loaded == ["everything"]
