@@ -29,7 +29,12 @@ def save(state: Any, path: Path) -> str:
     torch.serialization.set_crc32_options(False)  # half of the time, and it would read the stand-ins
     with _TensorFile(path) as file:
         pickler = SimpleNamespace(__name__="pickle", Pickler=file.pickler())
-        torch.save(state, cast(IO[bytes], file), pickle_module=pickler)
+        try:
+            torch.save(state, cast(IO[bytes], file), pickle_module=pickler)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):  # after it torch ended the file all the same, and failed again
+                raise error.__context__ from None
+            raise
         return file.checksum()
 
 
@@ -39,7 +44,7 @@ def host_copies(state: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     copies: dict[Any, Tensor] = {}
     found = {}
     for name, tensor in state.items():
-        place = tensor.data_ptr(), tensor.shape, tensor.stride()
+        place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
         if place not in copies:
             copies[place] = _host_copy(tensor.detach()) if _elsewhere(tensor) else tensor
         found[name] = copies[place]
@@ -58,6 +63,12 @@ class _TensorFile(SummedFile):
         super().__init__(path)
         self._stand_ins: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}  # by the source's address
         self._sources: dict[int, Tensor] = {}  # bytes on the GPU, by their stand-in's address
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        # The pickler is a class, which lives, and this file with it, until circular garbage is collected.
+        self._stand_ins.clear()
+        self._sources.clear()
 
     def pickler(self) -> type[pickle.Pickler]:
         """For `torch.save`, which calls it before it writes the storages."""
@@ -98,7 +109,7 @@ def _elsewhere(tensor: Tensor) -> bool:
 def _host_copy(tensor: Tensor) -> Tensor:
     copy = torch.empty(tensor.shape, dtype=tensor.dtype)
     room, start = copy.view(-1).view(torch.uint8).numpy(), 0
-    for piece in _pieces(tensor.reshape(-1).view(torch.uint8)):
+    for piece in _pieces(tensor.contiguous().view(-1).view(torch.uint8)):
         numpy.copyto(room[start : start + len(piece)], piece)  # one thread: torch would take all cores from others
         start += len(piece)
     return copy

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
+import resource
+import weakref
 from pathlib import Path
 
 import pytest
@@ -70,6 +73,30 @@ def test_a_full_disk_is_the_systems_own_error(device):
     assert error.value.errno == errno.ENOSPC
 
 
+@pytest.mark.parametrize("room", [10, 1500, 4000])
+def test_so_is_that_of_a_disk_that_fills_up_on_the_way(tmp_path, device, room):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            tensorfiles.save(state_of(device), tmp_path / "file.pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_tensors_that_were_made_to_be_saved_are_gone_afterwards(tmp_path, device):
+    tensor = torch.ones(30, device=device)
+    held = weakref.ref(tensor.untyped_storage())
+    gc.disable()
+    try:
+        tensorfiles.save({"made": tensor}, tmp_path / "file.pt")
+        assert held() is not None
+        del tensor
+        assert held() is None
+    finally:
+        gc.enable()
+
+
 def test_a_storage_written_in_parts_is_refused_before_a_stand_in_is_read(tmp_path, device):
     with tensorfiles._TensorFile(tmp_path / "file.pt") as file:
         stand_in = file._stand_in(torch.arange(100, dtype=torch.uint8, device=device)).numpy()
@@ -80,8 +107,10 @@ def test_a_storage_written_in_parts_is_refused_before_a_stand_in_is_read(tmp_pat
 def test_copies_on_the_host_keep_tied_names_tied(device):
     tied = torch.randn(40, 3, device=device)
     state = {"embed": tied, "head": tied.view(40, 3), "norm": torch.randn(3, device=device), "part": tied[1:]}
+    state |= {"every": tied.view(-1)[::7], "bits": tied.view(torch.int32)}
     with tensorfiles.host_copies(state) as copies:
         assert list(copies) == list(state)
         assert copies["embed"] is copies["head"] and copies["embed"] is not tied
         assert all(torch.equal(copies[name], tensor.cpu()) for name, tensor in state.items())
-        assert len({copy.untyped_storage().data_ptr() for copy in copies.values()}) == 3
+        assert all(copies[name].dtype == tensor.dtype for name, tensor in state.items())
+        assert len({copy.untyped_storage().data_ptr() for copy in copies.values()}) == 5
