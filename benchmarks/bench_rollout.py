@@ -101,8 +101,8 @@ def run(options: argparse.Namespace) -> None:
                 "memory_seconds": [round(r["stats"][0].memory_seconds, 3) for r in results],
             }  # fmt: skip
             report(options, rows, model, cache, bandwidth, best[tools], line | describe(device))
-            for kind, figures in times.take().items() if times else ():  # of all repeats
-                print(f"{kind:32} {figures['steps']:6} x {figures['ms']:.3f} ms = {figures['seconds']:.2f} s")
+            if times:
+                print(times.table())  # of all repeats
     if len(best) == 2 and ranks.rank == 0:
         print(json.dumps({"latency_over_instant": round(best["latency"]["seconds"] / best["instant"]["seconds"], 3)}))
 

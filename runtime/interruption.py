@@ -74,8 +74,8 @@ class Interruption:
                 signal.signal(once, signal.SIG_DFL)
         name = signal.Signals(number).name
         words = (
-            f"{name}: the step under way is finished and saved, then the run ends (--resume goes on); "
-            "a second one ends it at once\n"
+            f"{name}: the run ends when the step under way is finished and saved, or before the first one (--resume "
+            "goes on); a second one ends it at once\n"
         )
         with contextlib.suppress(OSError):  # not print: the signal may have come inside one
             os.write(1, words.encode())
