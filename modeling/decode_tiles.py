@@ -96,12 +96,15 @@ def rows_tile(rows: int) -> int:
     return next((bm for bm in (16, 32, 64, 128) if rows <= bm), 64)
 
 
-def product_tiles(kind: str, rows: int, n: int, k: int, itemsize: int, divisor: int = 0) -> Tiles:
+def product_tiles(kind: str, rows: int, n: int, k: int, itemsize: int, divisor: int = 0, adapter: int = 0) -> Tiles:
     """Tiles of one product [rows, k] x [n, k]ᵀ; kind: qkv, o, gate_up (n counts both), down or head.
 
-    divisor: what bn must divide, 0 if nothing. fp32 takes half the columns, for the same bytes.
+    divisor: what bn must divide, 0 if nothing. adapter: padded rank of its adapters, 0 without; at 256 those of gate
+    and up would not fit the shared memory beside 128 rows. fp32 takes half the columns, for the same bytes.
     """
-    bm = min(rows_tile(rows), 64) if kind == "head" else rows_tile(rows)  # sampling takes registers, too
+    bm = rows_tile(rows)
+    if kind == "head" or adapter > 64:  # sampling takes registers, too
+        bm = min(bm, 64)
     table = {16: UP_TO_16, 32: UP_TO_32, 64: UP_TO_64, 128: UP_TO_128}[bm] if rows <= bm else MORE_ROWS
     bn, bk, splits, stages, warps, ahead = table[kind][n * k > SMALL]
     if divisor:

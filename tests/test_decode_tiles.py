@@ -41,6 +41,15 @@ def test_rows_fill_the_least_tile():
     assert [rows_tile(rows) for rows in (1, 16, 17, 33, 64, 65, 128, 129)] == [16, 16, 32, 64, 64, 128, 128, 64]
 
 
+@pytest.mark.parametrize("rows", [100, 128])
+def test_wide_adapters_leave_no_room_for_128_rows(rows):
+    """With rank 256 gate and up would take 256 KiB of shared memory of the 227 there are, and no graph be captured."""
+    assert product_tiles("gate_up", rows, 19456, 2560, 2, adapter=64).bm == 128
+    assert product_tiles("gate_up", rows, 19456, 2560, 2, adapter=256) == product_tiles(
+        "gate_up", 192, 19456, 2560, 2, adapter=256
+    )
+
+
 def test_about_one_wave_of_attention_programs_where_rows_allow_it():
     assert attention_tiles(1, 8, 1 << 22, 2).target == 132
     assert attention_tiles(16, 8, 1 << 22, 2).target == 132
