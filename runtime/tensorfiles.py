@@ -94,12 +94,19 @@ class _TensorFile(SummedFile):
         return like.requires_grad_(tensor.requires_grad)
 
     def write(self, data: bytes | memoryview) -> int:
-        source = self._sources.get(numpy.frombuffer(data, numpy.uint8).ctypes.data)
+        source = self._sources.pop(numpy.frombuffer(data, numpy.uint8).ctypes.data, None)
         if source is None:
             return super().write(data)
         if len(data) != len(source):
             raise RuntimeError(f"torch.save wrote {len(data)} bytes of a storage of {len(source)} at once")
         return sum(super(_TensorFile, self).write(piece.data) for piece in _pieces(source))
+
+    def checksum(self) -> str:
+        """Of a whole file: raises RuntimeError where a stand-in was written as a copy, which `write` cannot tell."""
+        left = sum(len(source) > 0 for source in self._sources.values())
+        if left:
+            raise RuntimeError(f"torch.save wrote copies of {left} storages, of which nothing is in the file")
+        return super().checksum()
 
 
 def _elsewhere(tensor: Tensor) -> bool:

@@ -104,6 +104,14 @@ def test_a_storage_written_in_parts_is_refused_before_a_stand_in_is_read(tmp_pat
             file.write(stand_in[:40].data)
 
 
+def test_a_file_with_the_copy_of_a_stand_in_has_no_checksum(tmp_path, device):
+    """As a release of torch would make whose writer is given bytes: a file of nothing, and a checksum that fits it."""
+    with tensorfiles._TensorFile(tmp_path / "file.pt") as file:
+        file.write(file._stand_in(torch.arange(100, dtype=torch.uint8, device=device)).numpy().tobytes())
+        with pytest.raises(RuntimeError, match="copies of 1 storages"):
+            file.checksum()
+
+
 def test_copies_on_the_host_keep_tied_names_tied(device):
     tied = torch.randn(40, 3, device=device)
     state = {"embed": tied, "head": tied.view(40, 3), "norm": torch.randn(3, device=device), "part": tied[1:]}
