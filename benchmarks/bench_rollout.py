@@ -86,6 +86,8 @@ def run(options: argparse.Namespace) -> None:
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    elif options.by_rows:
+        raise SystemExit("error: --by-rows: device time needs a GPU; leave it out")
     rows, samples = load_workload(options.workload, options.copies)
     engine, model, cache, start_seconds = build_engine(options, rows, device)
     bandwidth = read_bandwidth(device)

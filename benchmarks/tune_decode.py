@@ -32,7 +32,7 @@ from modeling.decode_stack import STEP_FIELDS, DecodeStack  # noqa: E402
 from modeling.decode_tiles import AttentionTiles, Tiles, rows_tile  # noqa: E402
 from modeling.fused import decode_weights  # noqa: E402
 from rollout.cache import PagedCache  # noqa: E402
-from rollout.graphs import _fill, ladder, rotary_table, rows_beside, wide_ladder  # noqa: E402
+from rollout.graphs import fill_step, ladder, rotary_table, rows_beside, wide_ladder  # noqa: E402
 from rollout.sampling_kernel import HeadSampler  # noqa: E402
 from rollout.scheduler import Chunk  # noqa: E402
 
@@ -129,7 +129,7 @@ class Timer:
         total = 0.0
         for chunks in self._steps:
             view = torch.zeros(STEP_FIELDS, self.size, dtype=torch.int32)
-            _fill(view.numpy(), chunks, PAGE, self.stack.tokens)
+            fill_step(view.numpy(), chunks, PAGE, self.stack.tokens)
             self.stack.step.copy_(view)
             for chunk in chunks:
                 self.stack.table[chunk.row + 1, : len(chunk.pages)] = torch.tensor(chunk.pages, dtype=torch.int32)

@@ -189,7 +189,7 @@ class DecodeStack:
         """
         low = self.low.launch(rows, x, layer.adapters.get(kind, ()))
         n, k = sum(weight.shape[0] for weight in weights), x.shape[1]
-        t = self.tiles(kind, rows, n, k, divisor, low.padded if low.splits else 0)
+        t = self.tiles(kind, rows, n, k, divisor, low.padded)
         out = self.qkv if kind == "qkv" else self.parts
         first, second, third = (*weights, weights[0], weights[0])[:3]
         heights = (first.shape[0], second.shape[0]) if len(weights) == 3 else (n, 0)
@@ -251,7 +251,7 @@ class DecodeStack:
     def _gate(self, rows: int, mlp: GatedWeights, layer: LayerWeights) -> None:
         low = self.low.launch(rows, self.normed, layer.adapters.get("gate_up", ()))
         n, k = mlp.gate.shape
-        t = self.tiles("gate_up", rows, 2 * n, k, adapter=low.padded if low.splits else 0)
+        t = self.tiles("gate_up", rows, 2 * n, k, adapter=low.padded)
         gated_product_kernel[(math.ceil(rows / t.bm), math.ceil(2 * n / t.bn))](
             self.normed, mlp.gate, rows, distance(mlp.gate, mlp.up), self.gated, *low.tensors[:3], n, k,
             *low.numbers, BN=t.bn, BM=t.bm, BK=t.bk,

@@ -99,8 +99,8 @@ def rows_tile(rows: int) -> int:
 def product_tiles(kind: str, rows: int, n: int, k: int, itemsize: int, divisor: int = 0, adapter: int = 0) -> Tiles:
     """Tiles of one product [rows, k] x [n, k]ᵀ; kind: qkv, o, gate_up (n counts both), down or head.
 
-    divisor: what bn must divide, 0 if nothing. adapter: padded rank of its adapters, 0 without; at 256 those of gate
-    and up would not fit the shared memory beside 128 rows. fp32 takes half the columns, for the same bytes.
+    divisor: what bn must divide, 0 if nothing. adapter: padded rank of its adapters, if it has any; at 256 those of
+    gate and up would not fit the shared memory beside 128 rows. fp32 takes half the columns, for the same bytes.
     """
     bm = rows_tile(rows)
     if kind == "head" or adapter > 64:  # sampling takes registers, too

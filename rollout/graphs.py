@@ -153,7 +153,7 @@ class GraphDecoder:
         inputs = self._inputs[turn]
         self._done[turn].synchronize()  # the step that last used these buffers has been copied
         self._send_new_tables(chunks, self._tables[turn])
-        _fill(inputs.numpy(), chunks, self._cache.page_size, self._stack.tokens)
+        fill_step(inputs.numpy(), chunks, self._cache.page_size, self._stack.tokens)
         self._stack.step.copy_(inputs, non_blocking=True)
         graph.replay()
         self.replays += 1
@@ -221,7 +221,7 @@ def fitting(chunks: Sequence[Chunk], step_rows: int) -> list[bool]:
     return inside
 
 
-def _fill(view: np.ndarray, chunks: list[Chunk], page_size: int, together: int) -> None:
+def fill_step(view: np.ndarray, chunks: list[Chunk], page_size: int, together: int) -> None:
     """One column per row: first the last token of each chunk, which may draw, then the others, whose past is read once
     for as many as `together`; columns beyond them are padding rows, token 0 at position 0 of the scratch page."""
     count = len(chunks)

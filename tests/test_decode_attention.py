@@ -168,7 +168,7 @@ def test_rows_that_fill_the_gpu_about_once_are_not_cut(past):
 
 
 def test_rows_of_different_lengths_are_cut_to_run_at_once():
-    """As 5 to 8 rows of a rollout are; an even share and an eighth more would take 144 programs for 132 places."""
+    """As 5 to 8 rows of a rollout are; an even share and an eighth more would take 160 programs for 132 places."""
     past = [7000, 6000, 5100, 4000, 3000, 2100, 1000, 300]
     items, _, count = (x.cpu() for x in plan([tokens - 1 for tokens in past], kv_heads=8, target=132))
     assert int(count.sum()) * 8 <= 132

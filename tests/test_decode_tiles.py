@@ -33,7 +33,7 @@ def test_the_fused_projection_tiles_do_not_straddle_two_matrices():
 
 
 def test_half_as_much_is_read_ahead_where_programs_share_a_processor():
-    """The output product of Qwen3-4B has 120 programs; that of 8B, 192, took 6 us longer with all of it."""
+    """The output product of Qwen3-4B has 120 programs; that of 8B, 192, took 6 us a layer longer with all of it."""
     assert [product_tiles("o", 1, n, 4096, 2).ahead for n in (2560, 4096)] == [512, 256]
 
 

@@ -20,7 +20,7 @@ from rollout.scheduler import Chunk
 from tests.interpreted import DEVICE
 
 from modeling.decode_stack import FEED, KEY0, KEY1, PAGE, POSITION, SLOT, SPAN, STEP_FIELDS, TOKEN  # isort: skip
-from rollout.graphs import GraphDecoder, _fill, _order, fitting, ladder, rows_beside, wide_ladder  # isort: skip
+from rollout.graphs import GraphDecoder, fill_step, _order, fitting, ladder, rows_beside, wide_ladder  # isort: skip
 
 gpu = pytest.mark.skipif(DEVICE == "cpu", reason="captured graphs need a CUDA device")
 FAMILIES = {"qwen3": Qwen3Config, "llama": LlamaConfig, "qwen2": Qwen2Config, "gpt_oss": GptOssConfig}
@@ -206,7 +206,7 @@ def test_the_step_buffer_pads_with_rows_of_the_scratch_page():
     view = np.full((STEP_FIELDS, 4), 9, dtype=np.int32)
     key = (0x80000001, 3)
     chunks = [Chunk(row=2, token_ids=[5], start=17, pages=[8, 6], key=key, sample=True)]
-    _fill(view, chunks, PAGE_SIZE, 4)
+    fill_step(view, chunks, PAGE_SIZE, 4)
     assert view[[TOKEN, POSITION, KEY1, SLOT, PAGE], 0].tolist() == [5, 17, 3, 3, 6]
     assert view.view(np.uint32)[KEY0, 0] == key[0]
     assert not view[:, 1:].any()
@@ -216,7 +216,7 @@ def test_the_tokens_of_a_longer_chunk_take_a_column_each_and_the_last_one_draws(
     view = np.full((STEP_FIELDS, 6), 9, dtype=np.int32)
     long = Chunk(row=0, token_ids=[5, 6, 7], start=15, pages=[8, 4, 3], key=(1, 2), sample=True)
     short = Chunk(row=2, token_ids=[LAST_DRAW], start=3, pages=[2], key=(3, 4), sample=True)
-    _fill(view, [long, short], PAGE_SIZE, 4)
+    fill_step(view, [long, short], PAGE_SIZE, 4)
     assert view[TOKEN].tolist() == [7, LAST_DRAW, 5, 6, 0, 0]
     assert view[POSITION].tolist() == [17, 3, 15, 16, 0, 0]
     assert view[PAGE].tolist() == [4, 2, 8, 4, 0, 0]
