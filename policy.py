@@ -37,9 +37,7 @@ from modeling.packed_model import PackedBatch, TokenLogprobModule
 from modeling.probe import check_attention
 from modeling.recompute import Recompute, free_bytes
 from objectives.reference import Reference
-from runtime import random_state
-from runtime.tensorfiles import host_copies
-from runtime.tensorfiles import save as save_tensors
+from runtime import random_state, tensorfiles
 from runtime.zero_settings import BUCKET_ELEMENTS, deepspeed_settings
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
@@ -178,7 +176,7 @@ class Policy:
         in which the other ranks would wait for ever when one rank's disk is full.
         """
         (folder / "engine").mkdir(parents=True, exist_ok=True)
-        files = self._engine.checkpoint_engine = SummedFiles(folder)
+        files = self._engine.checkpoint_engine = EngineFiles(folder)
         with ThreadPoolExecutor(1) as beside:
             weights = beside.submit(self._save_weights, folder)
             with _stream_beside(self.device):
@@ -197,6 +195,8 @@ class Policy:
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote on the same number of ranks. Collective."""
         self._load(folder)
+        for state in self._optimizer.state.values():  # some of it would stay the file's pages
+            state.update({k: v.clone() for k, v in state.items() if isinstance(v, Tensor) and v.device.type == "cpu"})
         train = self.config.train
         for group in self._optimizer.param_groups:  # the file brings back the settings it was written under
             group["betas"] = (train.adam_beta1, train.adam_beta2)
@@ -210,11 +210,12 @@ class Policy:
 
     def _load(self, folder: Path, **options: bool) -> None:
         whole = self.config.lora.rank == 0
+        self._engine.checkpoint_engine = EngineFiles(folder)
         path, _ = self._engine.load_checkpoint(str(folder), tag="engine", load_module_strict=whole, **options)
         if path is None:
             raise RuntimeError(f"{folder}: DeepSpeed found no engine state in it")
         for name, part in self.saved_beside.items():
-            part.load_state_dict(torch.load(folder / "engine" / name, map_location="cpu"))
+            part.load_state_dict(tensorfiles.load(folder / "engine" / name))
 
     def save_pretrained(self, folder: Path) -> None:
         """The Hugging Face copy, or with LoRA the adapters in peft's form; rank 0 alone. Holds it in host memory."""
@@ -222,20 +223,23 @@ class Policy:
             if self.config.lora.rank:
                 lora.save_adapters(self.model, self.config.lora, folder)
             else:
-                with host_copies(self.model.state_dict()) as state:
+                with tensorfiles.host_copies(self.model.state_dict()) as state:
                     self.model.save_pretrained(folder, state_dict=state)
 
 
-class SummedFiles(TorchCheckpointEngine):
-    """DeepSpeed's way to files, without a stop for the threads beside it; keeps the checksums of what it wrote."""
+class EngineFiles(TorchCheckpointEngine):
+    """DeepSpeed's way to files: written without a stop for the threads beside it, read without a copy on the host."""
 
     def __init__(self, folder: Path):
         super().__init__()
         self._folder = folder
-        self.sums: dict[str, str] = {}  # by name below the folder
+        self.sums: dict[str, str] = {}  # of what it wrote, by name below the folder
 
     def save(self, state_dict: Any, path: str | Path) -> None:
-        self.sums[Path(path).relative_to(self._folder).as_posix()] = save_tensors(state_dict, Path(path))
+        self.sums[Path(path).relative_to(self._folder).as_posix()] = tensorfiles.save(state_dict, Path(path))
+
+    def load(self, path: str | Path, map_location: Any = None) -> Any:
+        return tensorfiles.load(Path(path))  # DeepSpeed asks for the host's wherever a state can be saved
 
 
 def build_reference(config: Config, device: torch.device) -> Reference | None:

@@ -1,4 +1,5 @@
-"""Files of tensors, written beside a thread that decodes: `torch.save`'s format, summed up while it is written.
+"""Files of tensors, written beside a thread that decodes: `torch.save`'s format, summed up while it is written, mapped
+when it is read.
 
 A copy of a whole storage from the GPU, as `torch.save` makes it (`UntypedStorage.cpu`), keeps the Global Interpreter
 Lock to its end in the releases of torch that are supported here, and goes to fresh, pageable memory: decoding stood
@@ -36,6 +37,12 @@ def save(state: Any, path: Path) -> str:
                 raise error.__context__ from None
             raise
         return file.checksum()
+
+
+def load(path: Path) -> Any:
+    """What `save` wrote, on the host. The file is mapped, not read: its tensors take no memory of their own, so that a
+    run that fits into a machine can be resumed there. Who keeps one clones it, or keeps the file."""
+    return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
 
 
 @contextmanager

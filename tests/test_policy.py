@@ -19,7 +19,7 @@ from objectives.minibatch import token_weights
 from policy import Policy, build_optimizer, init_distributed, register_rollout_engine
 from rollout.engine import RolloutEngine
 from runtime.checksums import checksum
-from tests.builders import record, scored
+from tests.builders import mapped_files, record, scored
 from tests.conftest import make_model
 from update import batch_loss, update
 
@@ -239,6 +239,23 @@ def test_saving_meets_no_other_rank_so_that_none_waits_for_one_whose_disk_is_ful
     files = list((tmp_path / "engine").iterdir())
     assert {p.suffix for p in files} == {".pt"}
     assert sums == {f"engine/{p.name}": checksum(p) for p in files}  # without reading them again
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_resumed_run_holds_no_page_of_its_checkpoint(tmp_path, offload, dtype):
+    """Which may be removed, on another machine too, while the run goes on."""
+    settings = {"model": {"dtype": dtype}, "train": {"offload_optimizer": offload}}
+    first = make_policy(**settings)
+    backward(first, micro_batches(step()))
+    first.step(1e-3)
+    first.save(tmp_path)
+    second = make_policy(**settings)
+    second.load(tmp_path)
+    assert str(tmp_path) not in mapped_files()
+    states = [list(policy._optimizer.state.values()) for policy in (first, second)]
+    for saved, resumed in zip(*states, strict=True):
+        assert saved["exp_avg"].any() and torch.equal(saved["exp_avg"], resumed["exp_avg"])
 
 
 def test_a_resumed_optimizer_follows_the_settings_of_this_run(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from runtime import checksums, tensorfiles
+from tests.builders import mapped_files
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="copies from a GPU")
 
@@ -53,6 +54,17 @@ def test_tensors_come_back_as_they_were(tmp_path, device):
     for got, expected in zip(loaded["views"], state["views"], strict=True):
         assert torch.equal(got, expected.cpu()) and got.stride() == expected.stride()
     assert len({view.untyped_storage().data_ptr() for view in loaded["views"]}) == 1  # written once
+
+
+def test_what_is_loaded_is_the_file_itself_until_nobody_holds_it(tmp_path):
+    path = tmp_path / "file.pt"
+    tensorfiles.save({"x": torch.arange(1 << 16)}, path)
+    loaded = tensorfiles.load(path)
+    assert torch.equal(loaded["x"], torch.arange(1 << 16)) and str(path) in mapped_files()
+    loaded["x"].zero_()  # whoever writes there has pages of his own
+    assert torch.equal(tensorfiles.load(path)["x"], torch.arange(1 << 16))
+    del loaded
+    assert str(path) not in mapped_files()
 
 
 def test_the_checksum_is_that_of_the_file(tmp_path, device):
