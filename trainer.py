@@ -24,7 +24,7 @@ from objectives import entropies, groups
 from objectives.minibatch import plan_updates, why_no_update
 from report.writers import RunWriter
 from reward import Grade, grade_trajectory, score, shaping
-from rollout.records import RolloutRecord, SamplingConfig, Scored
+from rollout.records import RolloutRecord, Sample, SamplingConfig, Scored
 from runtime.badsteps import BadSteps
 from runtime.files import say
 from runtime.infra import InfraError, check_sandbox
@@ -54,7 +54,7 @@ class Trainer:
         self,
         config: Config,
         policy: Any,
-        sample: Callable[[Sequence[list[int]], int, Callable[[], int], SamplingConfig], list[RolloutRecord]],
+        sample: Sample,
         rollout_stats: Callable[[], Any],
         chat: Any, tokenizer: Any, data: TrainingData, eval_data: TrainingData | None, run_dir: Path,
         writer: RunWriter | None, after_first_step: Callable[[], None] | None = None, teacher: Any = None,
@@ -193,9 +193,9 @@ class Trainer:
         first: prompts before it were sampled by an earlier round of the step, and only keep their places
         """
         self.policy.eval()
-        count = self.ranks.counter(f"{sampling.seed} {step} {first}")
-        skipped = first * sampling.n_samples_per_prompt
-        mine = self._sample(prompts, step, lambda: skipped + count(), sampling)
+        samples = sampling.n_samples_per_prompt
+        work = self.ranks.deal(f"{sampling.seed} {step} {first}", len(prompts) * samples, first * samples)
+        mine = self._sample(prompts, step, work, sampling)
         records = [record for part in self.ranks.gather(mine) for record in part]
         return sorted(records, key=lambda r: (r.prompt_index, r.sample_index))
 

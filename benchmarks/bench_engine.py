@@ -8,7 +8,6 @@ Prints one JSON line: processor time a step, scheduling and records included.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 import time
@@ -25,6 +24,7 @@ from benchmarks.machine import describe
 from benchmarks.scripted import ScriptedRun, load_workload, scripts_of
 from rollout.decoder import Done, Draws
 from rollout.engine import RolloutEngine
+from rollout.records import Work
 
 
 class IdleDecoder:
@@ -49,7 +49,7 @@ def main() -> None:
         forced_tokens=512, step_rows=128,
     )  # fmt: skip
     engine.run_type = type("Run", (ScriptedRun,), {"scripts": scripts_of(rows), "instant": True})
-    alone: Any = SimpleNamespace(gather=lambda item: [item], counter=lambda name: itertools.count().__next__)
+    alone: Any = SimpleNamespace(gather=lambda item: [item], deal=lambda *_: Work())
     started = time.process_time()
     rollout(engine, alone, rows, samples, "engine", limit=600.0)
     seconds = time.process_time() - started

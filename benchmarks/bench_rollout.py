@@ -152,7 +152,7 @@ def rollout(engine: RolloutEngine, ranks: Ranks, rows: list[dict], samples: int,
     engine.run_type.longest, engine.run_type.deadline = 0.0, started + limit
     records = []
     with contextlib.suppress(TimeUp):
-        records = engine.generate(RolloutRequest(prompts, 0, ranks.counter(f"bench {name}")), sampling)
+        records = engine.generate(RolloutRequest(prompts, 0, ranks.deal(f"bench {name}", len(rows))), sampling)
     mine = engine.stats.seconds = time.perf_counter() - started
     expected = {(row["prompt"], row["sample"]): sum(t["new_tokens"] for t in row["turns"]) for row in rows}
     for record in records:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from benchmarks.scripted import ScriptedRun, load_workload, scripts_of
 from rollout.decoder import Done, Draws
 from rollout.engine import RolloutEngine
 from rollout.graphs import rows_beside
+from rollout.records import Work
 from rollout.scheduler import Chunk
 from rollout.stats import RolloutStats
 
@@ -105,7 +105,7 @@ def simulate(
     engine.run_type = type("Run", (TimedRun,), {
         "scripts": scripts_of(rows), "instant": instant, "clock": clock, "due": [],
     })  # fmt: skip
-    alone: Any = SimpleNamespace(gather=lambda item: [item], counter=lambda name: itertools.count().__next__)
+    alone: Any = SimpleNamespace(gather=lambda item: [item], deal=lambda *_: Work())
     rollout(engine, alone, rows, samples, "simulation", limit=600.0)
     return engine.stats
 

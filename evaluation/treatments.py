@@ -17,7 +17,7 @@ from typing import Any
 import checkpoint
 from config import Config, ConfigError, load_config
 from evaluation.scores import Evaluation, Problem, eval_sampling, results
-from rollout.records import RolloutRecord, SamplingConfig
+from rollout.records import Sample
 from runtime.ranks import Ranks
 
 
@@ -46,7 +46,7 @@ class Treatment:
     config: Config  # from `treated`
     problems: Sequence[Problem]
     prompts: Sequence[list[int]]  # rendered for this treatment
-    sample: Callable[[Sequence[list[int]], int, Callable[[], int], SamplingConfig], list[RolloutRecord]]
+    sample: Sample
     decode: Callable[[Sequence[int]], str]
 
 
@@ -78,7 +78,8 @@ def run_treatments(treatments: Mapping[str, Treatment], step: int, ranks: Ranks)
     for name, treatment in treatments.items():
         kept = [i for i, problem in enumerate(treatment.problems) if problem.line in lines]
         prompts, sampling = [treatment.prompts[i] for i in kept], eval_sampling(treatment.config)
-        mine = treatment.sample(prompts, step, ranks.counter(name), sampling)
+        work = ranks.deal(name, len(prompts) * sampling.n_samples_per_prompt)
+        mine = treatment.sample(prompts, step, work, sampling)
         records = [record for part in ranks.gather(mine) for record in part]
         records.sort(key=lambda record: (record.prompt_index, record.sample_index))
         evaluations[name] = Evaluation.of(records, [treatment.problems[i] for i in kept], treatment.decode)

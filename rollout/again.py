@@ -18,7 +18,7 @@ from modeling.attention import NO_MASK, Softmax, TrainingRows
 from modeling.logprob import CHUNK_LOGITS, head_logits
 from rollout.engine import RolloutEngine, RolloutRequest
 from rollout.noise import gumbel, row_key
-from rollout.records import RolloutRecord, SamplingConfig
+from rollout.records import RolloutRecord, SamplingConfig, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Again:
         index, samples = row["prompt_index"], self._sampling.n_samples_per_prompt
         prompts = [prompt] * (index + 1)  # only the last is sampled; its place among them keys the noise
         take = iter([index * samples + row["sample_index"], len(prompts) * samples]).__next__
-        [record] = self._engine.generate(RolloutRequest(prompts, row["policy_step"], take), self._sampling)
+        [record] = self._engine.generate(RolloutRequest(prompts, row["policy_step"], Work(take)), self._sampling)
         return record
 
     def force(self, row: dict[str, Any], places: Sequence[int]) -> ForcedDraws:

@@ -23,7 +23,7 @@ from rollout.chats import Chat
 from rollout.decoder import LAST_DRAW, Decoder, Pending
 from rollout.episode import Episode, TurnEnd
 from rollout.noise import row_key
-from rollout.records import RolloutRecord, SamplingConfig, StopReason
+from rollout.records import RolloutRecord, SamplingConfig, StopReason, Work
 from rollout.scheduler import Chunk, Scheduler
 from rollout.scheduler import Sequence as Slot
 from rollout.stats import RolloutStats
@@ -49,13 +49,12 @@ class Tool(Protocol):
 class RolloutRequest:
     """Prompts of one step, the same on every rank; noise is keyed by a prompt's place among them.
 
-    Trajectories are numbered prompt by prompt, sample by sample. `take` gives the number of the next one that this
-    process samples, so that ranks which share a counter share the work; a number past the last ends it.
+    Trajectories are numbered prompt by prompt, sample by sample.
     """
 
     prompts: Sequence[Sequence[int]]  # token ids of each prompt
     policy_step: int
-    take: Callable[[], int]
+    work: Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +171,13 @@ class RolloutRun:
     def take_more(self) -> bool:
         """Takes trajectories while rows are free for them, and a group more, whose siblings then share a prompt.
 
-        Ranks that take no more than they can start leave the rest to those that are done sooner. True where any came.
+        Ranks that take no more than they can start, and hold no more than their share, leave the rest to those that
+        are done sooner. True where any came.
         """
-        samples, before = self._sampling.n_samples_per_prompt, len(self._episodes)
-        while not self._exhausted and self.scheduler.num_waiting < self.scheduler.num_free_rows + samples:
-            order = self._request.take()
+        work, samples, before = self._request.work, self._sampling.n_samples_per_prompt, len(self._episodes)
+        wanted = min(self.scheduler.num_free_rows + samples - self.scheduler.num_waiting, work.share - before)
+        while not self._exhausted and len(self._episodes) - before < wanted:
+            order = work.take()
             index, sample_index = divmod(order, samples)
             if index >= len(self._request.prompts):
                 self._exhausted = True

@@ -7,7 +7,10 @@ built. Standard library only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -62,6 +65,15 @@ class SamplingConfig:
     def truncation(self) -> dict[str, Any]:
         """What a decoder must be told beside the temperature: nothing where the whole softmax is drawn from."""
         return {"top_k": self.top_k, "top_p": self.top_p} if self.top_k or self.top_p < 1 else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The trajectories of one rollout, dealt one by one to the processes that share it; `Work()` is for one alone."""
+
+    # Gives the number of the next one for this process; one past the last means that none is left.
+    take: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
+    share: float = math.inf  # to hold at once, an even part of all: a process that starts later finds its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,3 +157,7 @@ class Scored:
     reward: float
     reason: str
     advantage: float
+
+
+# Prompts (token ids), policy step, which of their trajectories, how -> their records: `RolloutEngine.generate`.
+Sample = Callable[[Sequence[list[int]], int, Work, SamplingConfig], list[RolloutRecord]]

@@ -1,4 +1,4 @@
-"""What ranks tell each other outside DeepSpeed: gathered objects and a shared counter.
+"""What ranks tell each other outside DeepSpeed: gathered objects and the work they share.
 
 They run in a gloo group of their own, since they carry Python objects. One rank needs neither.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from rollout.records import Work
 from runtime.files import DamageError, WriteError
 
 
@@ -51,11 +52,10 @@ class Ranks:
         if failures:
             raise WriteError(failures[0])
 
-    def counter(self, name: str) -> Callable[[], int]:
-        """Counts from 0; over all ranks each number is given out once. A name is used for one count only."""
-        if self.world_size == 1:
-            return itertools.count().__next__
-        return lambda: self._store.add(name, 1) - 1
+    def deal(self, name: str, end: int, first: int = 0) -> Work:
+        """The trajectories `first` to `end`, each given to one rank. A name is used for one dealing only."""
+        count = itertools.count(1).__next__ if self.world_size == 1 else lambda: self._store.add(name, 1)
+        return Work(lambda: first + count() - 1, share=-(-(end - first) // self.world_size))
 
     def _serve(self, host: str) -> int:
         self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)

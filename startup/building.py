@@ -222,8 +222,8 @@ def sample_with(engine: Any) -> Any:
     """The engine as the plain function that the trainer takes."""
     from rollout.engine import RolloutRequest
 
-    def sample(prompts: Any, step: int, take: Any, sampling: Any) -> Any:
-        return engine.generate(RolloutRequest(prompts, step, take), sampling)
+    def sample(prompts: Any, step: int, work: Any, sampling: Any) -> Any:
+        return engine.generate(RolloutRequest(prompts, step, work), sampling)
 
     return sample
 

@@ -6,7 +6,6 @@ very parts that the run will use and leaves them as they were: nothing is traine
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import time
@@ -20,7 +19,7 @@ import torch
 from config import UserError
 from data import ResponseTokenBatch
 from reward import grade_trajectory
-from rollout.records import RolloutRecord, SamplingConfig, StopReason
+from rollout.records import RolloutRecord, SamplingConfig, StopReason, Work
 from startup import budget
 from startup.parts import Parts
 
@@ -105,7 +104,7 @@ def _probe(parts: Parts) -> list[RolloutRecord]:
     )
     prompts = parts.data.prompts[:PROBE_PROMPTS]
     parts.policy.eval()
-    return parts.sample(prompts, 0, itertools.count().__next__, sampling)  # alone, other ranks take no part
+    return parts.sample(prompts, 0, Work(), sampling)  # alone, other ranks take no part
 
 
 def _packed(records: Sequence[RolloutRecord]) -> ResponseTokenBatch:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from config import Config
 from modeling.forecast import Memory
-from rollout.records import RolloutRecord, SamplingConfig
+from rollout.records import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class Parts:
     tool: Any  # tools.PythonTool, or None
     policy: Any
     engine: Any
-    sample: Callable[[Sequence[list[int]], int, Callable[[], int], SamplingConfig], list[RolloutRecord]]
+    sample: Sample
     memory: Memory  # the forecast
     rank: int
     world_size: int

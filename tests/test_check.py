@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 import main as program
 from config import load_config
 from data import Problem
-from rollout.records import SamplingConfig, StopReason
+from rollout.records import SamplingConfig, StopReason, Work
 from startup.building import device_of
 from startup.check import CheckError, Line, check, masked, require_pass
 from tests.test_engine import FakeTool, Result
@@ -68,7 +67,7 @@ def test_what_the_lines_say(healthy):
 
 def test_the_mask_shows_sampled_text_alone_between_brackets(parts):
     prompts = parts.data.prompts[:1]
-    [record, _] = parts.sample(prompts, 0, itertools.count().__next__, SAMPLING)
+    [record, _] = parts.sample(prompts, 0, Work(), SAMPLING)
     shown = masked(record, parts.tokenizer.decode)
     inside = "".join(piece.partition("⟧")[0] for piece in shown.split("⟦")[1:])
     sampled = [t for t, drawn in zip(record.token_ids, record.sampled, strict=True) if drawn]

@@ -19,7 +19,7 @@ from rollout.cache import PagedCache
 from rollout.decoder import LAST_DRAW, Done, Draws, EagerDecoder
 from rollout.engine import RolloutEngine, RolloutRequest
 from rollout.noise import row_key
-from rollout.records import SamplingConfig, StopReason
+from rollout.records import SamplingConfig, StopReason, Work
 
 TINY = Path(__file__).parent.parent / "models" / "tiny_qwen3"
 
@@ -72,9 +72,8 @@ def prompts(chat, count=4) -> list[list[int]]:
     return [chat.prompt_ids([{"role": "user", "content": text}]) for text in texts]
 
 
-def generate(engine, chat, *, count=4, take=None, step=0, **changes):
-    take = take or itertools.count().__next__
-    return engine.generate(RolloutRequest(prompts(chat, count), step, take), sampling(**changes))
+def generate(engine, chat, *, count=4, work=Work, step=0, **changes):
+    return engine.generate(RolloutRequest(prompts(chat, count), step, work()), sampling(**changes))
 
 
 def ids(records) -> dict:
@@ -142,7 +141,7 @@ def test_a_row_does_not_depend_on_rows_pages_chunks_or_preemption(model, chat, r
 
 
 def test_a_prompt_sampled_alone_equals_itself_among_others(model, chat, reference):
-    alone = generate(make_engine(model, chat, FakeTool()), chat, take=iter([9, 16]).__next__)
+    alone = generate(make_engine(model, chat, FakeTool()), chat, work=lambda: Work(iter([9, 16]).__next__))
     assert ids(alone) == {(2, 1): ids(reference)[2, 1]}
 
 
@@ -150,9 +149,12 @@ def test_engines_that_share_a_counter_share_the_work_and_change_nothing(model, c
     numbers, parts = itertools.count(), []
     taken: dict[str, list[int]] = {"first": [], "second": []}
 
-    def take(name):
-        taken[name].append(next(numbers))
-        return taken[name][-1]
+    def work(name):
+        def take():
+            taken[name].append(next(numbers))
+            return taken[name][-1]
+
+        return lambda: Work(take)
 
     class Interleaved(EagerDecoder):
         """Before its second step it lets the other engine run to its end."""
@@ -162,14 +164,31 @@ def test_engines_that_share_a_counter_share_the_work_and_change_nothing(model, c
         def run(self, chunks, temperature):
             self.steps += 1
             if self.steps == 2:
-                parts.append(generate(make_engine(model, chat, FakeTool(), rows=2), chat, take=lambda: take("second")))
+                parts.append(generate(make_engine(model, chat, FakeTool(), rows=2), chat, work=work("second")))
             return super().run(chunks, temperature)
 
     decoder = Interleaved(model, PagedCache(model.config, 200, 16, model.dtype, "cpu"), "auto")
     engine = make_engine(model, chat, FakeTool(), rows=2, decoder=decoder)
-    parts.append(generate(engine, chat, take=lambda: take("first")))
+    parts.append(generate(engine, chat, work=work("first")))
     assert ids([r for part in parts for r in part]) == ids(reference)
     assert len(taken["first"]) == 6 + 1  # two rows and one group of four, then the end
+
+
+def test_an_engine_holds_no_more_than_its_share_so_that_one_that_starts_later_finds_its_own(model, chat, reference):
+    numbers, done, beside = itertools.count(), 0, []
+
+    def take():
+        number = next(numbers)
+        beside.append(number - done)
+        return number
+
+    def note(finished, *_):
+        nonlocal done
+        done = finished
+
+    engine = make_engine(model, chat, FakeTool(), progress=note)
+    assert ids(generate(engine, chat, work=lambda: Work(take, share=5))) == ids(reference)
+    assert beside[:5] == [0, 1, 2, 3, 4] and max(beside[5:]) == 4  # one more for each that is done
 
 
 def test_the_same_engine_gives_the_same_again_on_used_pages(model, chat, reference):
@@ -307,7 +326,7 @@ def call(code: str) -> str:
 def scripted(chat, tokenizer, scripts: list[list[str]], tool, **changes):
     decoder = ScriptedDecoder(tokenizer, dict(enumerate(scripts)))
     engine = make_engine(None, chat, tool, decoder=decoder, pages=400)
-    request = RolloutRequest(prompts(chat, 1), 0, itertools.count().__next__)
+    request = RolloutRequest(prompts(chat, 1), 0, Work())
     changes = {"max_new_tokens": 120, "context_length": 400} | changes
     return engine.generate(request, sampling(n_samples_per_prompt=len(scripts), **changes)), engine
 
@@ -415,7 +434,7 @@ def test_one_slow_tool_holds_no_other_row_up(chat, tokenizer):
     decoder = Watching(tokenizer, dict(enumerate(scripts)))
     engine = make_engine(None, chat, tool, decoder=decoder, pages=400)
     limits = sampling(n_samples_per_prompt=3, max_new_tokens=120, context_length=400)
-    records = engine.generate(RolloutRequest(prompts(chat, 1), 0, itertools.count().__next__), limits)
+    records = engine.generate(RolloutRequest(prompts(chat, 1), 0, Work()), limits)
     assert [r.stop for r in records] == [StopReason.ANSWERED] * 3
     assert finished
 
@@ -433,7 +452,7 @@ def test_greedy_tokens_equal_hugging_faces_generate(model, chat, tokenizer):
     )
     engine = make_engine(model, chat, None)
     [record] = engine.generate(
-        RolloutRequest([line], 0, itertools.count().__next__),
+        RolloutRequest([line], 0, Work()),
         sampling(temperature=0.0, n_samples_per_prompt=1, max_new_tokens=30),
     )
     assert record.token_ids == tuple(out[0].tolist())
@@ -455,7 +474,7 @@ def test_a_policy_without_finite_log_probabilities_ends_the_run_with_one_line(ch
             return Done(Draws(draws.tokens, [float("nan")] * len(draws.tokens)))
 
     engine = make_engine(None, chat, None, decoder=Diverged(tokenizer, {0: ["x" + END]}), pages=400)
-    request = RolloutRequest(prompts(chat, 1), 0, itertools.count().__next__)
+    request = RolloutRequest(prompts(chat, 1), 0, Work())
     with pytest.raises(UserError, match=r"diverged; lower train\.learning_rate") as raised:
         engine.generate(request, sampling(n_samples_per_prompt=1))
     assert raised.value.of_one_rank  # the rank that drew it must say so

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from config import ToolConfig
 from rollout.cache import PagedCache
 from rollout.decoder import EagerDecoder
 from rollout.engine import RolloutRequest
-from rollout.records import StopReason
+from rollout.records import StopReason, Work
 from tests.test_engine import (
     END,
     FakeTool,
@@ -50,7 +48,7 @@ def test_a_program_that_never_ends_costs_its_row_the_time_limit_and_no_other_row
             None, chat, tool, decoder=decoder, pages=400, progress=lambda *counts: done.append((counts[0], counts[3]))
         )
         limits = sampling(n_samples_per_prompt=3, max_new_tokens=120, context_length=400)
-        records = engine.generate(RolloutRequest(prompts(chat, 1), 0, itertools.count().__next__), limits)
+        records = engine.generate(RolloutRequest(prompts(chat, 1), 0, Work()), limits)
     finally:
         tool.close()
     endless, answered, plain = records

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
 
-from rollout.records import SamplingConfig
+from rollout.records import SamplingConfig, Work
 from tests.test_main import ROOT, run
 from tools import tool_schema
 from trainer import Trainer
@@ -44,10 +43,9 @@ def test_the_saved_copy_decodes_greedily_what_the_live_weights_decode(tmp_path, 
         greedy = SamplingConfig(
             max_new_tokens=30, temperature=0.0, n_samples_per_prompt=1, max_turns=1, context_length=160, seed=0
         )
-        take = itertools.count().__next__
         live["texts"] = [problem.prompt for problem in self.data.problems[:12]]
         live["tools"] = [tool_schema(self.config.tool)]
-        live["records"] = self._sample(self.data.prompts[:12], 0, take, greedy)
+        live["records"] = self._sample(self.data.prompts[:12], 0, Work(), greedy)
 
     monkeypatch.setattr(Trainer, "run", then_decode)
     assert run(tmp_path, "train.steps=2", "train.check=false", "train.learning_rate=2e-3") == 0

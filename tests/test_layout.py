@@ -61,7 +61,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "runtime.infra": {"config", "rollout.records"},
     "runtime.interruption": set(),
     "runtime.random_state": set(),
-    "runtime.ranks": {"runtime.files"},
+    "runtime.ranks": {"rollout.records", "runtime.files"},
     "runtime.schedule": {"config"},
     "runtime.tensorfiles": {"runtime.checksums"},
     "runtime.zero_settings": {"config"},

@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
+from policy import init_distributed
+from runtime.ranks import Ranks
 from tests.test_main import ROOT, SMALL, metrics, numbers, trajectories, weights
 
 SETTINGS = (*SMALL, "train.save_every=1", "train.max_tokens_per_micro_batch=600")
@@ -39,6 +42,23 @@ def runs(tmp_path_factory):
     for ranks in (1, 2):
         launch(folder / str(ranks), ranks)
     return folder
+
+
+def test_what_is_dealt_goes_to_one_rank_each_and_none_may_hold_more_than_an_even_part():
+    init_distributed(torch.device("cpu"))
+    alone = Ranks()
+    work = alone.deal("step 1", 12, first=4)
+    assert [work.take() for _ in range(3)] == [4, 5, 6] and work.share == 8
+
+    class Store(Counter):
+        def add(self, name, amount):
+            self[name] += amount
+            return self[name]
+
+    alone.world_size, alone._store = 3, Store()
+    first, second = (alone.deal("step 2", 12, first=4) for _ in range(2))
+    assert [first.take(), second.take(), first.take()] == [4, 5, 6]
+    assert first.share == 3 and alone.deal("step 3", 6).take() == 0
 
 
 def test_two_ranks_sample_the_trajectories_of_one(runs):

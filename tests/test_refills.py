@@ -24,10 +24,10 @@ def trainer(tmp_path, spread, refills: int, problems: int = 9, prompts: int = 2)
     })  # fmt: skip
     calls = []
 
-    def sample(texts, step, take, sampling):
+    def sample(texts, step, work, sampling):
         lines = {True: ("PPA", "PPAA"), False: ("PPA", "PPA")}  # FakeChat reads id 12 as right, id 13 as wrong
         made = []
-        while (number := take()) < 2 * len(texts):
+        while (number := work.take()) < 2 * len(texts):
             index, i = divmod(number, 2)
             made.append(record(lines[index in spread][i], prompt=index, sample=i, first_id=10))
         calls.append((texts, sorted({r.prompt_index for r in made}), step))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
@@ -11,6 +10,7 @@ import pytest
 
 from objectives.groups import SampledStep
 from rollout.engine import RolloutRequest
+from rollout.records import Work
 from tests.test_engine import (
     END,
     FakeTool,
@@ -55,7 +55,7 @@ def test_tool_time_counts_as_hidden_only_while_other_rows_decode(chat, tokenizer
     decoder = ScriptedDecoder(tokenizer, scripts)
     engine = make_engine(None, chat, Sleeper(), decoder=decoder, pages=400, deterministic=deterministic)
     limits = sampling(n_samples_per_prompt=2, max_new_tokens=160, context_length=400)
-    engine.generate(RolloutRequest(prompts(chat, 1), 0, itertools.count().__next__), limits)
+    engine.generate(RolloutRequest(prompts(chat, 1), 0, Work()), limits)
     stats, step = engine.stats, SampledStep()
     step.add([], [], [], asdict(stats))
     row = step.rollout_row()
