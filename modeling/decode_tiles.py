@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, replace
 
 PROCESSORS = 132  # multiprocessors of an H100 or H200
+LEAST_DOT = 16  # columns that a product on the tensor cores takes at least
 SMALL = 8 << 20  # weights of a product up to this many elements are bound by latency, not by bytes
 
 
@@ -26,9 +27,7 @@ class Tiles:
 
     def ahead_of(self, k: int) -> int:
         """The columns read ahead: a power of two, at most `ahead` and the shortest split."""
-        each = math.ceil(math.ceil(k / self.bk) / self.splits) * self.bk
-        shortest = k - (self.splits - 1) * each
-        return min(self.ahead, 1 << (shortest.bit_length() - 1))
+        return min(self.ahead, 1 << (_shortest(k, self.bk, self.splits).bit_length() - 1))
 
     def even(self, k: int) -> bool:
         """Whether every tile of the loop over the rest is whole."""
@@ -114,8 +113,7 @@ def product_tiles(kind: str, rows: int, n: int, k: int, itemsize: int, divisor: 
     tiles = Tiles(bn, bm, bk, 1, stages, warps, ahead)
     if itemsize == 4:
         tiles = replace(tiles, bk=bk // 2, ahead=ahead // 4, stages=min(stages, 3))
-    steps = math.ceil(k / tiles.bk)
-    return replace(tiles, splits=math.ceil(steps / math.ceil(steps / splits)))  # no empty last split
+    return replace(tiles, splits=_splits(k, tiles.bk, splits))
 
 
 def attention_tiles(
@@ -158,6 +156,14 @@ def padded_rank(rank: int) -> int:
 def low_tiles(rows: int, k: int, rank: int, itemsize: int) -> Tiles:
     """Tiles of an adapter's first product [rows, k] x [rank, k]ᵀ: many short splits, since it is all latency."""
     bk = 64 if itemsize == 2 else 32
-    steps = math.ceil(k / bk)
-    splits = math.ceil(steps / math.ceil(steps / 8))
-    return Tiles(padded_rank(rank), rows_tile(rows), bk, splits, stages=3, warps=4, ahead=bk)
+    return Tiles(padded_rank(rank), rows_tile(rows), bk, _splits(k, bk, 8), stages=3, warps=4, ahead=bk)
+
+
+def _splits(k: int, bk: int, most: int) -> int:
+    """The most parts of k, up to `most`, in whole tiles but the last, which is no shorter than a product may be."""
+    return next((n for n in range(most, 1, -1) if _shortest(k, bk, n) >= LEAST_DOT), 1)
+
+
+def _shortest(k: int, bk: int, splits: int) -> int:
+    """Columns of the last split; less than 1 where there are too many."""
+    return k - (splits - 1) * math.ceil(math.ceil(k / bk) / splits) * bk

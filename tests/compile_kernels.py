@@ -1,4 +1,4 @@
-"""Compiles every Triton kernel for Hopper, in bf16, on a machine without a GPU: python -m tests.compile_kernels
+"""Compiles every Triton kernel for Hopper on a machine without a GPU: python -m tests.compile_kernels
 
 A launch compiles down to machine code and runs nothing. The interpreter accepts programs that the compiler refuses
 (a variable that changes its shape in a loop, say), and a GPU minute is a costly place to learn of them. Fails where
@@ -60,12 +60,12 @@ def compile_only() -> None:
     JITFunction.run = warm
 
 
-def small_model(config_type: type) -> Any:
+def small_model(config_type: type, dtype: torch.dtype = torch.bfloat16, width: int = 256) -> Any:
     config = config_type(
-        vocab_size=256, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=256, hidden_size=256, intermediate_size=width, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=64, **(MIXTURE if config_type is GptOssConfig else {}),
     )  # fmt: skip
-    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=IMPLEMENTATION)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=IMPLEMENTATION)
 
 
 def decode_and_sample() -> None:
@@ -73,14 +73,18 @@ def decode_and_sample() -> None:
     from modeling.fused import decode_weights
     from rollout.sampling_kernel import HeadSampler, sample
 
-    for config_type, rows, rank in ((Qwen3Config, 4, 0), (Qwen2Config, 64, 16), (GptOssConfig, 16, 8)):
-        model = small_model(config_type)
+    half, full = torch.bfloat16, torch.float32
+    for config_type, rows, rank, dtype, width in (
+        (Qwen3Config, 4, 0, half, 256), (Qwen2Config, 64, 16, half, 256), (GptOssConfig, 16, 8, half, 256),
+        (Qwen3Config, 4, 4, full, 72), (Qwen2Config, 4, 4, half, 1032),  # widths that end in less than a tile
+    ):  # fmt: skip
+        model = small_model(config_type, dtype, width)
         if rank:
             lora.add_adapters(model, LoraConfig(rank=rank), seed=0)
         weights = decode_weights(model)
-        kv = torch.zeros(2, 2, 8, 2, 16, 64, dtype=torch.bfloat16)
+        kv = torch.zeros(2, 2, 8, 2, 16, 64, dtype=dtype)
         table, last = torch.zeros(rows + 1, 4, dtype=torch.int32), torch.zeros(rows + 1, dtype=torch.int32)
-        rotary = (torch.zeros(64, 64, dtype=torch.bfloat16),) * 2
+        rotary = (torch.zeros(64, 64, dtype=dtype),) * 2
         routes = torch.zeros(2, 8, 16, 2, dtype=torch.uint8)
         stack = DecodeStack(weights, kv, table, last, rotary, rows, overlap=True, routes=routes)
         stack.launch(rows)
