@@ -62,7 +62,7 @@ def compile_only() -> None:
 
 def small_model(config_type: type, dtype: torch.dtype = torch.bfloat16, width: int = 256) -> Any:
     config = config_type(
-        vocab_size=256, hidden_size=256, intermediate_size=width, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=256, hidden_size=width, intermediate_size=width, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=64, **(MIXTURE if config_type is GptOssConfig else {}),
     )  # fmt: skip
     return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=IMPLEMENTATION)
@@ -76,7 +76,8 @@ def decode_and_sample() -> None:
     half, full = torch.bfloat16, torch.float32
     for config_type, rows, rank, dtype, width in (
         (Qwen3Config, 4, 0, half, 256), (Qwen2Config, 64, 16, half, 256), (GptOssConfig, 16, 8, half, 256),
-        (Qwen3Config, 4, 4, full, 72), (Qwen2Config, 4, 4, half, 1032),  # widths that end in less than a tile
+        # Widths that end in less than a tile.
+        (Qwen3Config, 4, 4, full, 72), (Qwen2Config, 4, 4, half, 1032), (GptOssConfig, 4, 4, full, 72),
     ):  # fmt: skip
         model = small_model(config_type, dtype, width)
         if rank:
