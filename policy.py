@@ -201,6 +201,8 @@ class Policy:
         for group in self._optimizer.param_groups:  # the file brings back the settings it was written under
             group["betas"] = (train.adam_beta1, train.adam_beta2)
             group["weight_decay"] = train.weight_decay if group["weight_decay"] else 0.0
+        if train.offload_optimizer:
+            _count_again(self._optimizer.optimizer)
         path = folder / "engine" / f"random_rank_{dist.get_rank()}.pt"
         random_state.put_back(torch.load(path, weights_only=False))
 
@@ -280,6 +282,15 @@ def build_optimizer(model: PreTrainedModel, config: Config) -> torch.optim.Optim
         return deepspeed.ops.adam.DeepSpeedCPUAdam(groups, lr=train.learning_rate, betas=betas, adamw_mode=True)
     fused = next(model.parameters()).device.type == "cuda"
     return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, fused=fused)
+
+
+def _count_again(adam: Any) -> None:
+    """Takes the steps of a loaded `DeepSpeedCPUAdam` once more, of no element: its C++ part multiplies the powers of
+    the betas up step by step and is in no checkpoint; powers that it takes at once, after a gap, round otherwise."""
+    beta1, beta2 = adam.param_groups[0]["betas"]
+    nothing = [torch.empty(0)] * 4  # parameters, gradients, two moments
+    for step in range(max((state["step"] for state in adam.state.values()), default=0)):
+        adam.ds_opt_adam.adam_update(adam.opt_id, step + 1, 0.0, beta1, beta2, 1.0, 0.0, True, *nothing)
 
 
 def _decays(parameter: Tensor, embedding: Tensor) -> bool:

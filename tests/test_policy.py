@@ -258,6 +258,25 @@ def test_a_resumed_run_holds_no_page_of_its_checkpoint(tmp_path, offload, dtype)
         assert saved["exp_avg"].any() and torch.equal(saved["exp_avg"], resumed["exp_avg"])
 
 
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_resumed_optimizer_takes_the_steps_of_one_that_never_stopped(tmp_path, offload, dtype):
+    settings = {"model": {"dtype": dtype}, "train": {"offload_optimizer": offload, "weight_decay": 0.1}}
+    batches, straight = micro_batches(step()), make_policy(**settings)
+    for _ in range(5):
+        update(straight, [batches], straight.config.loss, 1e-3)
+    straight.save(tmp_path)
+    resumed = make_policy(**settings)
+    resumed.load(tmp_path)
+    for policy in (straight, resumed):
+        for _ in range(2):
+            update(policy, [batches], policy.config.loss, 1e-3)
+    for name, value in straight.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], value), name
+    masters = [list(policy._optimizer.state) for policy in (straight, resumed)]  # fp32, beside bf16 weights
+    assert all(torch.equal(one, other) for one, other in zip(*masters, strict=True))
+
+
 def test_a_resumed_optimizer_follows_the_settings_of_this_run(tmp_path):
     first = make_policy(train={"weight_decay": 0.1})
     first.save(tmp_path)
