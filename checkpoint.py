@@ -102,7 +102,8 @@ class CheckpointStore:
         return self._folder / f"step_{self._step}.partial"
 
     def _make_partial(self) -> None:
-        shutil.rmtree(self._partial, ignore_errors=True)
+        for left in self._folder.glob("step_*.partial"):  # of a save that was killed, perhaps of another step
+            shutil.rmtree(left, ignore_errors=True)
         self._partial.mkdir(parents=True)
 
     def _write(self) -> None:
@@ -276,14 +277,16 @@ def _reads(path: Path) -> bool:
 
 
 def _removable(folder: Path, keep: int) -> Sequence[Path]:
-    """Complete checkpoints beyond the newest `keep`, the one with the best evaluation excepted."""
+    """What is older than the newest `keep` complete checkpoints: the others but the one with the best evaluation, and
+    those of which only a part is left, as a removal leaves one that was killed."""
     if keep == 0:
         return []
     complete = sorted(_complete(folder), key=_step)
     scores = {path: json.loads((path / "state.json").read_text()).get("score") for path in complete}
     rated = [path for path in complete if scores[path] is not None]
     best = max(rated, key=lambda path: (scores[path], _step(path)), default=None)
-    return [path for path in complete[:-keep] if path != best]
+    oldest = min(map(_step, complete[-keep:]))
+    return [path for path in folder.glob("step_*") if 0 <= _step(path) < oldest and path != best]
 
 
 def _step(folder: Path) -> int:

@@ -137,6 +137,24 @@ def test_an_old_one_that_cannot_be_removed_ends_nothing_and_is_named(tmp_path, p
     assert steps(tmp_path) == [3]
 
 
+def test_what_a_killed_save_left_goes_with_the_next_one_whichever_step_that_is_of(tmp_path, policy):
+    """A run that is often preempted would fill its disk: the save that a signal asked for is of a step of its own."""
+    for keep, step in ((0, 1), (1, 10)):
+        left = save(tmp_path, policy, step + 7).with_name(f"step_{step + 7}.partial")
+        left.with_suffix("").rename(left)
+        save(tmp_path, policy, step, keep=keep)
+        assert not left.exists() and step in steps(tmp_path)
+
+
+def test_an_old_one_whose_removal_was_killed_is_removed_by_the_next_save(tmp_path, policy):
+    for step, score in ((1, 0.9), (2, 0.1), (3, 0.1)):
+        save(tmp_path, policy, step, score)
+    for name in ("step_2/state.json", "step_3/config.json"):  # whatever was taken first
+        (tmp_path / "checkpoints" / name).unlink()
+    save(tmp_path, policy, 4, 0.1, keep=1)
+    assert steps(tmp_path) == [1, 4]
+
+
 def test_without_a_limit_all_are_kept(tmp_path, policy):
     for step in range(1, 6):
         save(tmp_path, policy, step)
