@@ -66,7 +66,7 @@ def _train(
         stack.callback(console.close)
     parts = stack.enter_context(built(config, console.progress if console else None))
     stack.enter_context(naming_the_setting(parts.config))
-    if console and config.train.check:
+    if console and config.train.check and not interruption.ends(lambda own: [own]):  # of this rank alone
         from startup.check import check, require_pass
 
         lines = check(parts)

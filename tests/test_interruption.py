@@ -13,7 +13,7 @@ import pytest
 import trainer
 from checkpoint import CheckpointStore
 from runtime.interruption import Interruption, Request
-from startup import building, inputs
+from startup import building, check, inputs
 from tests.test_main import ROOT, metrics, run
 
 
@@ -87,6 +87,20 @@ def test_a_signal_before_the_first_step_is_obeyed(tmp_path, monkeypatch, capfd, 
         assert not (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "checkpoints").exists()
         said = capfd.readouterr().out
         assert number.name in said and "ended before the first step" in said
+
+
+def test_who_was_asked_to_end_meanwhile_is_not_checked_first(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(ROOT)
+    inner = building.build_policy
+
+    def signalled(*words, **named):
+        send(signal.SIGTERM)
+        return inner(*words, **named)
+
+    monkeypatch.setattr(building, "build_policy", signalled)
+    monkeypatch.setattr(check, "check", lambda parts: pytest.fail("a check of what will not be trained"))
+    assert run(tmp_path, "train.steps=2", "train.check=true") == 0
+    assert "ended before the first step" in capfd.readouterr().out
 
 
 def test_the_handlers_of_before_are_back_afterwards():
