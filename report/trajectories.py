@@ -4,6 +4,8 @@ Invariants: a file is complete or absent; its rows stand in (prompt, sample) ord
 rewards, advantages and losses (`main.py audit`) and to sample a trajectory again (`main.py replay`). This file is the
 only one that knows the format. `code` and `text` of a call are stored as bytes (UTF-8, lone surrogates passed
 through), since a model can write a string that is not valid Unicode and the run must keep exactly what was run.
+Parquet's checksum of each page is written and verified; its footer has none, so that the columns it names are compared
+with `SCHEMA`.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -60,13 +62,23 @@ def count_rows(run_dir: Path, step: int) -> int:
         return pq.read_metadata(path).num_rows
 
 
+def spans(steps: Sequence[int]) -> str:
+    """Ascending steps for people: `1 to 7, 9`."""
+    starts = [i for i, step in enumerate(steps) if i == 0 or step != steps[i - 1] + 1]
+    runs = [steps[a:b] for a, b in pairwise([*starts, len(steps)])]
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise DamageError(f"{path}: cannot be read ({reason}); remove it to go on without") from error
+        raise _damage(path, str(error).splitlines()[0]) from error
+
+
+def _damage(path: Path, reason: str) -> DamageError:
+    return DamageError(f"{path}: cannot be read ({reason}); remove it to go on without")
 
 
 def write_step(
@@ -102,7 +114,7 @@ def write_table(run_dir: Path, step: int, table: pa.Table) -> None:
     """table: of `SCHEMA`."""
     path = step_path(run_dir, step)
     content = pa.BufferOutputStream()
-    pq.write_table(table, content, compression="zstd", compression_level=1)
+    pq.write_table(table, content, compression="zstd", compression_level=1, write_page_checksum=True)
     write_whole(path, content.getvalue().to_pybytes())
 
 
@@ -132,16 +144,21 @@ def read_table(run_dir: Path, step: int, columns: list[str] | None = None) -> pa
     path = step_path(run_dir, step)
     if not path.exists():
         steps = stored_steps(run_dir)
-        kept = f"kept are steps {steps[0]} to {steps[-1]}" if steps else "the run keeps none"
+        kept = f"kept are steps {spans(steps)}" if steps else "the run keeps none"
         raise TrajectoryError(f"{run_dir}: no trajectories of step {step}; {kept} (see log.keep_trajectories)")
     with _reading(path):
-        return pq.read_table(path, columns=columns)
+        # A file from before checksums has none to verify, one from before entropies lacks that column.
+        table = pq.read_table(path, columns=columns, page_checksum_verification=True)
+    names = [name for name in columns or SCHEMA.names if name != "entropies" or name in table.column_names]
+    if table.schema != pa.schema([SCHEMA.field(name) for name in names]):
+        raise _damage(path, "its columns are not those of trajectories")
+    return table
 
 
 def read_step(run_dir: Path, step: int) -> list[dict[str, Any]]:
     """A step's rows as plain dictionaries, with the field names of `RolloutRecord` and `Scored`.
 
-    Entropies are no field of theirs and stay behind. Raises TrajectoryError where the step is not kept.
+    Entropies are no field of theirs and stay behind. Raises TrajectoryError where the step is not kept, DamageError.
     """
     rows = read_table(run_dir, step, [name for name in SCHEMA.names if name != "entropies"]).to_pylist()
     for call in calls_of(rows):

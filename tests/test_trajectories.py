@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,6 +18,7 @@ from report.trajectories import (
     write_step,
 )
 from rollout.records import RolloutRecord, ToolCall
+from runtime.files import DamageError
 from tests.builders import record, scored
 
 
@@ -75,12 +77,54 @@ def test_the_file_is_compressed(run):
     assert {group.column(i).compression for i in range(group.num_columns)} == {"ZSTD"}
 
 
+@pytest.fixture
+def written(run):
+    """A run with one step, and that step's file."""
+    made = [with_call(record("PPAOA", sample=i), code="print(7)", text="7") for i in range(4)]
+    write_step(run, 1, made, scored(made, [0.25] * 4), ["x"])
+    return run, step_path(run, 1)
+
+
+def test_no_flipped_bit_of_the_data_goes_unseen(written):
+    run, path = written
+    content, table = path.read_bytes(), read_table(run, 1)
+    end = len(content) - 8 - struct.unpack("<I", content[-8:-4])[0]  # of the pages; the footer comes after
+    seen = 0
+    for place in range(4, end, 7):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        try:
+            assert read_table(run, 1) == table  # a bit that says nothing about the rows
+        except DamageError as error:
+            seen += 1
+            assert str(error).startswith(f"{path}: cannot be read (") and "\n" not in str(error)
+    assert seen > end / 7 / 2
+
+
+def test_a_file_with_a_column_of_another_name_is_damaged(written):
+    run, path = written
+    table = pq.read_table(path)
+    pq.write_table(table.rename_columns([name.replace("reward", "rewasd") for name in table.column_names]), path)
+    for columns in (None, ["token_ids", "reward"]):
+        with pytest.raises(DamageError, match="remove it to go on without"):
+            read_table(run, 1, columns)
+
+
+def test_a_file_from_before_checksums_and_entropies_is_still_read(written):
+    run, path = written
+    rows = read_step(run, 1)
+    pq.write_table(pq.read_table(path).drop_columns(["entropies"]), path, compression="zstd")
+    assert read_step(run, 1) == rows
+    assert "entropies" not in read_table(run, 1).column_names
+
+
 def test_a_step_that_is_not_kept_is_named_with_those_that_are(run):
-    for step in (7, 12):
+    for step in (7, 8, 9, 12):
         write_step(run, step, [record("PA")], [], ["7"])
-    with pytest.raises(TrajectoryError, match="no trajectories of step 3; kept are steps 7 to 12"):
+    with pytest.raises(TrajectoryError, match=r"no trajectories of step 3; kept are steps 7 to 9, 12 \("):
         read_step(run, 3)
-    assert stored_steps(run) == [7, 12]
+    assert stored_steps(run) == [7, 8, 9, 12]
     assert count_rows(run, 7) == 1
 
 
