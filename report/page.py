@@ -30,7 +30,12 @@ def write_report(run_dir: Path, tokenizer: Any, out: str | None, limit: int) -> 
     steps = spread_steps({step: count_rows(run_dir, step) for step in stored_steps(run_dir)}, limit)
     path = Path(out) if out else run_dir / "report.html"
     write_whole(path, report_html(run, steps, tokenizer), OUT)
-    return f"{path}: {path.stat().st_size / 1e6:.1f} MB, trajectories of {len(steps)} of {len(run.rows)} steps"
+    return f"{path}: {path.stat().st_size / 1e6:.1f} MB, trajectories of {len(steps)} of {_taken(run)} steps"
+
+
+def _taken(run: Run) -> int:
+    """Steps that left metrics, trajectories or both: a crash may cut the last metrics line short."""
+    return len({row["step"] for row in run.rows} | set(stored_steps(run.path)))
 
 
 def spread_steps(rows: dict[int, int], limit: int) -> list[int]:
@@ -83,9 +88,9 @@ def _step_blobs(run: Run, steps: Sequence[int], tokenizer: Any) -> dict[str, str
 
 
 def _kept(run: Run, steps: Sequence[int]) -> str:
-    if len(steps) == len(run.rows):
+    if len(steps) == _taken(run):
         return "Every trajectory of the run."
-    return f"Trajectories of {len(steps)} of {len(run.rows)} steps, evenly spread."
+    return f"Trajectories of {len(steps)} of {_taken(run)} steps, evenly spread."
 
 
 def ledger(run: Run) -> dict[str, Any]:

@@ -53,6 +53,16 @@ def test_each_step_that_fits_has_its_block(tmp_path, tokenizer):
     assert "Trajectories of 3 of 11 steps, evenly spread." in text
 
 
+def test_a_step_whose_metrics_line_was_cut_short_counts_among_the_steps(tmp_path, tokenizer):
+    run_dir = write_run(tmp_path / "r", [metrics_row(1), metrics_row(2)], {s: [record("PA")] for s in (1, 2, 3)})
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "rew')
+    assert write_report(run_dir, tokenizer, None, 100).endswith("trajectories of 3 of 3 steps")
+    assert "Every trajectory of the run." in (run_dir / "report.html").read_text()
+    assert write_report(run_dir, tokenizer, None, 2).endswith("trajectories of 2 of 3 steps")
+    assert "Trajectories of 2 of 3 steps, evenly spread." in (run_dir / "report.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("rows", "limit", "steps"),
     [
