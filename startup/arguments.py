@@ -71,7 +71,7 @@ def report_parser() -> argparse.ArgumentParser:
     parser.add_argument("run", metavar="RUN", help="the run's folder")
     parser.add_argument("--out", metavar="FILE", help="default: report.html in the run's folder")
     parser.add_argument(
-        "--trajectories", type=int, default=10_000, metavar="N",
+        "--trajectories", type=_count, default=10_000, metavar="N",
         help="most trajectories to carry; of a longer run evenly spaced steps are taken (default: %(default)s)",
     )  # fmt: skip
     return parser
@@ -85,7 +85,7 @@ def compare_parser() -> argparse.ArgumentParser:
     parser.add_argument("a", metavar="A", help="a run's folder")
     parser.add_argument("b", metavar="B", help="another's; differences are B - A")
     parser.add_argument(
-        "--last", type=int, default=10, metavar="K", help="common steps to pair (default: %(default)s)"
+        "--last", type=_count, default=10, metavar="K", help="common steps to pair (default: %(default)s)"
     )  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="default: compare.html in B's folder")
     return parser
@@ -104,6 +104,12 @@ def replay_parser() -> argparse.ArgumentParser:
         "--sample", type=int, required=True, metavar="I", help="from 0: prompt x samples_per_prompt + sample"
     )  # fmt: skip
     return parser
+
+
+def _count(word: str) -> int:
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is no whole number of at least 1")
+    return int(word)
 
 
 def _add_config(parser: argparse.ArgumentParser, required: bool = True) -> None:
