@@ -174,10 +174,12 @@ def _evaluate(words: Sequence[str]) -> int:
 
 def _audit(words: Sequence[str]) -> int:
     from audit.recompute import audit, summary
+    from report.runs import read_metrics
     from report.settings import stretches
 
     args = arguments.audit_parser().parse_args(words)
     run_dir = inputs.run_folder(args.run)
+    read_metrics(run_dir)  # refuses a run that took no step
     if args.math_verify:
         from audit.second_opinion import list_disagreements
 

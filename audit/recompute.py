@@ -20,7 +20,7 @@ from typing import Any
 
 from audit import losses
 from report.settings import Stretch, stretches
-from report.trajectories import read_step, stored_steps
+from report.trajectories import TrajectoryError, read_step, spans, stored_steps
 from runtime.files import json_lines
 
 Row = dict[str, Any]
@@ -34,19 +34,22 @@ def audit(
     decode: token ids of a final turn to its text as a chat's `answer` gives it, thinking and calls marked
     tool: `tools.PythonTool`, or None to leave tool calls out
     stretch: the steps to look at; None: all
-    Each step is recomputed with the settings that it was trained with.
+    Each step is recomputed with the settings that it was trained with, or counted where its trajectories are not kept.
+    Raises DamageError, and TrajectoryError where no step's are.
     """
     counts: dict[str, int] = defaultdict(int)
     problems: list[str] = []
     missing: dict[str, int] = defaultdict(int)  # why -> losses
-    oldest = min(stored_steps(run_dir), default=1)
+    kept, gone = set(stored_steps(run_dir)), []
+    if not kept:
+        raise TrajectoryError(f"{run_dir}: the trajectories of all steps are gone; nothing can be recomputed")
     history = [stretch] if stretch else stretches(run_dir)
     for _, metrics in json_lines(run_dir / "metrics.jsonl"):
         config = next((one.config for one in history if metrics["step"] in one.steps), None)
         if config is None:
             continue
-        if metrics["step"] < oldest:  # dropped by log.keep_trajectories
-            counts["steps without trajectories"] += 1
+        if metrics["step"] not in kept:  # dropped by log.keep_trajectories, or removed because it was damaged
+            gone.append(metrics["step"])
             continue
         stored = read_step(run_dir, metrics["step"])
         rows = [row for row in stored if row["stop"] != "tool_infra"]  # the sandbox spoilt these: no reward, no loss
@@ -64,11 +67,20 @@ def audit(
             calls = [call for call in calls if call["status"] != "bad_call"]
             counts["calls"] += len(calls)
             problems += [f"step {metrics['step']}: {p}" for p in _call_problems(calls, tool)]
-    return dict(counts), problems, [f"{count} losses not recomputed: {why}" for why, count in missing.items()]
+    unseen = [f"{count} losses not recomputed: {why}" for why, count in missing.items()]
+    if gone:
+        counts["steps without trajectories"] = len(gone)
+        unseen.append(f"nothing recomputed of steps {spans(gone)}: their trajectories are not kept")
+    return dict(counts), problems, unseen
 
 
 def summary(counts: dict[str, int], problems: list[str]) -> str:
-    return f"{', '.join(f'{count} {name}' for name, count in counts.items())} recomputed; {len(problems)} differ"
+    """counts, problems: of `audit`, or added up over several of its."""
+    rest = dict(counts)
+    steps, gone = rest.pop("steps", 0), rest.pop("steps without trajectories", 0)
+    seen = [f"{steps} of {steps + gone} steps" if gone else f"{steps} steps"]
+    seen += [f"{count} {name}" for name, count in rest.items()]
+    return f"{', '.join(seen)} recomputed; {len(problems)} differ"
 
 
 def _step_problems(config: Row, metrics: Row, rows: list[Row], decode: Callable[[list[int]], str]) -> Iterator[str]:

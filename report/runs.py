@@ -34,15 +34,21 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Raises RunError or ConfigError."""
+    """Raises RunError, DamageError or ConfigError."""
+    rows = read_metrics(path)
+    config = load_config(path / "config.json")
+    return Run(path, config, rows, _columns(rows, stretches(path)))
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl, at least one. Raises RunError, DamageError."""
     metrics = path / "metrics.jsonl"
     if not metrics.exists():
         raise RunError(f"{path}: no metrics.jsonl; name the folder of a run that has taken a step")
     rows = [row for _, row in json_lines(metrics)]
     if not rows:
         raise RunError(f"{path}: metrics.jsonl is empty; the run has not finished a step yet")
-    config = load_config(path / "config.json")
-    return Run(path, config, rows, _columns(rows, stretches(path)))
+    return rows
 
 
 def _columns(rows: list[dict[str, Any]], settings: list[Stretch]) -> dict[str, Column]:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from audit.recompute import _is_right, audit
+from audit.recompute import _is_right, audit, summary
 from config import parse_config
 from report.trajectories import TrajectoryError, step_path
 from reward import grade
@@ -192,19 +192,39 @@ def test_a_step_that_was_skipped_wrongly_is_noticed(tmp_path):
     assert "was skipped, but" in run_audit(tmp_path, rows(), skipped)[1][0]
 
 
-def test_steps_whose_trajectories_were_dropped_are_counted_and_a_hole_is_an_error(tmp_path):
+def three_steps(tmp_path):
     run_audit(tmp_path, rows(), metrics())
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(metrics() | {"step": s}) + "\n" for s in (1, 2, 3)))
     for step in (1, 2, 3):
-        with (tmp_path / "metrics.jsonl").open("w" if step == 1 else "a") as file:
-            file.write(json.dumps(metrics() | {"step": step}) + "\n")
         write_rows(tmp_path, step, rows())
-    step_path(tmp_path, 1).unlink()
-    counts, problems, _ = audit(tmp_path, lambda ids: TEXTS[ids[0]], None)
-    assert problems == []
-    assert counts == {"steps without trajectories": 1, "steps": 2, "rewards": 8, "losses": 2}
-    write_rows(tmp_path, 1, rows())
-    step_path(tmp_path, 2).unlink()
-    with pytest.raises(TrajectoryError, match="no trajectories of step 2"):
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        ([1], "1"),  # as log.keep_trajectories drops them
+        ([2], "2"),  # as people remove a damaged file
+        ([3], "3"),
+        ([1, 3], "1, 3"),
+        ([1, 2], "1 to 2"),
+    ],
+)
+def test_steps_without_trajectories_are_counted_and_named(tmp_path, gone, said):
+    three_steps(tmp_path)
+    for step in gone:
+        step_path(tmp_path, step).unlink()
+    counts, problems, missing = audit(tmp_path, lambda ids: TEXTS[ids[0]], None)
+    left = 3 - len(gone)
+    assert (problems, missing) == ([], [f"nothing recomputed of steps {said}: their trajectories are not kept"])
+    assert counts == {"steps without trajectories": len(gone), "steps": left, "rewards": 4 * left, "losses": left}
+    assert summary(counts, problems) == f"{left} of 3 steps, {4 * left} rewards, {left} losses recomputed; 0 differ"
+
+
+def test_a_run_whose_trajectories_are_all_gone_is_refused(tmp_path):
+    three_steps(tmp_path)
+    for step in (1, 2, 3):
+        step_path(tmp_path, step).unlink()
+    with pytest.raises(TrajectoryError, match="the trajectories of all steps are gone"):
         audit(tmp_path, lambda ids: TEXTS[ids[0]], None)
 
 

@@ -20,6 +20,7 @@ from config import load_config
 from report.trajectories import read_step
 from runtime.checksums import checksum
 from startup import arguments, inputs
+from tests.runs import write_run
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
@@ -286,6 +287,16 @@ def test_looking_at_a_folder_without_a_run_is_refused(capsys, tmp_path):
         assert program.main(words) == 2
         message = capsys.readouterr().err
         assert message.startswith(f"error: {folder}: no ") and "name the folder of a run" in message
+
+
+def test_a_run_that_took_no_step_is_refused_in_one_line(capsys, tmp_path):
+    folder = write_run(tmp_path / "run", [])
+    for words in ("metrics.jsonl is empty; the run has not finished a step", "no metrics.jsonl; name the folder"):
+        for command in (["report"], ["audit", "--no-tools"], ["audit", "--math-verify"]):
+            assert program.main([*command, str(folder)]) == 2
+            message = capsys.readouterr().err
+            assert message.startswith(f"error: {folder}: {words}") and message.count("\n") == 1
+        (folder / "metrics.jsonl").unlink(missing_ok=True)
 
 
 def test_an_unknown_subcommand_is_refused_with_the_known_ones(capsys):
