@@ -4,8 +4,8 @@ Invariants: a file is complete or absent; its rows stand in (prompt, sample) ord
 rewards, advantages and losses (`main.py audit`) and to sample a trajectory again (`main.py replay`). This file is the
 only one that knows the format. `code` and `text` of a call are stored as bytes (UTF-8, lone surrogates passed
 through), since a model can write a string that is not valid Unicode and the run must keep exactly what was run.
-Parquet's checksum of each page is written and verified; its footer has none, so that the columns it names are compared
-with `SCHEMA`.
+Parquet's checksum of each page is written and verified. Page headers and the footer have none: the columns that it names
+are compared with `SCHEMA`, a flipped count in one can still go unseen.
 """
 
 from __future__ import annotations
@@ -149,9 +149,9 @@ def read_table(run_dir: Path, step: int, columns: list[str] | None = None) -> pa
     with _reading(path):
         # A file from before checksums has none to verify, one from before entropies lacks that column.
         table = pq.read_table(path, columns=columns, page_checksum_verification=True)
-    names = [name for name in columns or SCHEMA.names if name != "entropies" or name in table.column_names]
-    if table.schema != pa.schema([SCHEMA.field(name) for name in names]):
-        raise _damage(path, "its columns are not those of trajectories")
+        names = [name for name in columns or SCHEMA.names if name != "entropies" or name in table.column_names]
+        if table.schema != pa.schema([SCHEMA.field(name) for name in names]):
+            raise _damage(path, "its columns are not those of trajectories")
     return table
 
 

@@ -111,6 +111,13 @@ def test_a_file_with_a_column_of_another_name_is_damaged(written):
             read_table(run, 1, columns)
 
 
+def test_a_column_whose_name_is_no_text_is_damage_too(written):
+    run, path = written
+    path.write_bytes(path.read_bytes().replace(b"reward", b"rewar\xe4"))
+    with pytest.raises(DamageError, match="remove it to go on without"):
+        read_table(run, 1)
+
+
 def test_a_file_from_before_checksums_and_entropies_is_still_read(written):
     run, path = written
     rows = read_step(run, 1)
