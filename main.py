@@ -21,7 +21,7 @@ from typing import Any
 from config import Config, UserError, load_config, parse_config
 from runtime.files import OUT, say, sole_writer
 from runtime.interruption import Interruption
-from startup import arguments, building, inputs
+from startup import arguments, building, inputs, run_folder
 
 USER_ERROR_STATUS = 2
 
@@ -39,6 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # From here on signals are obeyed.
         with Interruption(config.train.max_minutes) as interruption, contextlib.ExitStack() as stack:
             _train(config, run_dir, args.resume, interruption, stack)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers", "deepspeed"):
+            raise
+        print(
+            f"error: {error.name} is not installed; source .venv/bin/activate, which a script makes", file=sys.stderr
+        )
+        return USER_ERROR_STATUS
     except UserError as error:
         if error.of_one_rank or os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
@@ -53,7 +60,7 @@ def _train(
     leads = os.environ.get("RANK", "0") == "0"
     if leads and resume and run_dir.is_dir():  # before a second model is put beside that of a run that goes on
         stack.enter_context(sole_writer(run_dir))
-    resume_from = inputs.check_run_dir(config, run_dir, resume)
+    resume_from = run_folder.check_run_dir(config, run_dir, resume)
     from modeling.forecast import naming_the_setting
     from report.console import open_console
     from report.settings import begin_stretch
@@ -76,7 +83,7 @@ def _train(
 
     if leads and not resume:
         stack.enter_context(sole_writer(run_dir))
-        inputs.check_run_dir(config, run_dir, resume)  # one that began after the first look may have ended since
+        run_folder.check_run_dir(config, run_dir, resume)  # one that began after the first look may have ended since
     writer = open_writer(config, run_dir, console) if console else None
     if writer:
         stack.callback(writer.close)
@@ -88,7 +95,7 @@ def _train(
     first = trainer.resume(resume_from) if resume_from else 0
     if console and first >= config.train.steps:
         say(f"nothing left to do: {first} steps are done and train.steps={config.train.steps}")
-    if writer:
+    elif writer:
         begin_stretch(run_dir, first + 1, config.to_json())
     trainer.run(first, interruption)
     if writer and (run_dir / "metrics.jsonl").exists():
@@ -177,7 +184,7 @@ def _audit(words: Sequence[str]) -> int:
     from report.settings import stretches
 
     args = arguments.audit_parser().parse_args(words)
-    run_dir = inputs.run_folder(args.run)
+    run_dir = run_folder.existing_run(args.run)
     if args.math_verify:
         from audit.second_opinion import list_disagreements
 
@@ -206,7 +213,7 @@ def _report(words: Sequence[str]) -> int:
     from report.page import write_report
 
     args = arguments.report_parser().parse_args(words)
-    run_dir = inputs.run_folder(args.run)
+    run_dir = run_folder.existing_run(args.run)
     tokenizer = inputs.load_tokenizer(load_config(run_dir / "config.json"))
     print(write_report(run_dir, tokenizer, args.out, args.trajectories))
     return 0
@@ -227,7 +234,7 @@ def _replay(words: Sequence[str]) -> int:
     from trainer import sampling_of
 
     args = arguments.replay_parser().parse_args(words)
-    run_dir = inputs.run_folder(args.run)
+    run_dir = run_folder.existing_run(args.run)
     row = replay.pick(run_dir, args.step, args.sample)
     config = parse_config(settings_of(run_dir, args.step))
     weights, adapters = replay.weights_before(config.model, run_dir, row["policy_step"])
