@@ -150,6 +150,7 @@ def built(config: Config, progress: Callable[[int, int, int, int], None] | None 
 def _evaluate(words: Sequence[str]) -> int:
     from evaluation.scores import report_lines, write_results
     from evaluation.treatments import Treatment, choose_checkpoint, run_treatments, treated
+    from runtime.files import require_writable
     from runtime.ranks import Ranks
 
     args = arguments.evaluate_parser().parse_args(words)
@@ -160,6 +161,10 @@ def _evaluate(words: Sequence[str]) -> int:
     configs = {name: treated(config, name) for name in args.tools}
     chats = {name: inputs.load_chat(settings, tokenizer) for name, settings in configs.items()}
     data = {name: inputs.load_data(configs[name], chat, config.eval.path, once=True) for name, chat in chats.items()}
+    if rank == 0:
+        require_writable(chosen.out, OUT)
+        if chosen.out.exists():
+            say(f"note: this replaces the evaluation in {chosen.out}; name another file with --out to keep it")
     tool = building.start_tool(config, rank) if "on" in args.tools else None
     try:
         sample = building.build_samplers(configs, shape, building.device_of(config), chats, tool, adapters)
@@ -173,9 +178,12 @@ def _evaluate(words: Sequence[str]) -> int:
     if rank == 0:
         if adapters:
             found["settings"]["adapters"] = str(adapters)
-            say(f"{config.model.path} with the LoRA adapters of {adapters}")
-        write_results(chosen.out, found, OUT)
-        print("\n".join(report_lines(found)) + f"\nwritten to {chosen.out}")
+        say(f"scores of {config.model.path}" + (f" with the LoRA adapters of {adapters}" if adapters else ""))
+        try:
+            say("\n".join(report_lines(found)))
+        finally:  # a full disk takes one of the two at most
+            write_results(chosen.out, found, OUT)
+        say(f"written to {chosen.out}")
     return 0
 
 
@@ -228,6 +236,7 @@ def _compare(words: Sequence[str]) -> int:
 
 
 def _replay(words: Sequence[str]) -> int:
+    from checkpoint import require_whole
     from modeling.loading import build_model
     from report import replay
     from report.settings import settings_of
@@ -238,6 +247,7 @@ def _replay(words: Sequence[str]) -> int:
     row = replay.pick(run_dir, args.step, args.sample)
     config = parse_config(settings_of(run_dir, args.step))
     weights, adapters = replay.weights_before(config.model, run_dir, row["policy_step"])
+    require_whole(adapters or Path(weights.path))
     tokenizer, shape = inputs.load_tokenizer(config), inputs.check_model(config, adapters)
     chat, tool = inputs.load_chat(config, tokenizer), building.start_tool(config, rank=0)
     try:

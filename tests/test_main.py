@@ -261,9 +261,26 @@ def test_a_replay_from_other_weights_shows_the_first_differing_draw(straight, tm
     torch.manual_seed(0)
     noisy = {name: value + 0.05 * torch.randn_like(value) for name, value in load_file(path).items()}
     save_file(noisy, path, metadata={"format": "pt"})
+    sums = path.with_name("checksums_rank_0.json")
+    sums.write_text(json.dumps(json.loads(sums.read_text()) | {path.name: checksum(path)}))
     assert program.main(["replay", str(tmp_path / "run"), "--step", "3", "--sample", "4"]) == 1
     out = capsys.readouterr().out
     assert "differs: " in out and "first differing draw: token" in out and "margin" in out
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_a_damaged_checkpoint_is_neither_scored_nor_replayed(straight, tmp_path, capsys, damage):
+    path = cut_back(straight, tmp_path / "run") / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content[:-1000] if damage == "truncated" else content)
+    problems = ["--set", "eval.path=models/tiny_qwen3/problems_heldout.jsonl"]
+    for words in (["evaluate", "--run-dir", str(tmp_path / "run"), *problems],
+                  ["evaluate", "--config", "configs/tiny_cpu.json", "--checkpoint", str(path.parent), *problems],
+                  ["replay", str(tmp_path / "run"), "--step", "3", "--sample", "4"]):  # fmt: skip
+        assert program.main(words) == 2
+        said = capsys.readouterr().err
+        assert f"{path}: is missing or differs from its checksum" in said and said.count("\n") == 1
 
 
 def test_a_step_whose_weights_are_gone_cannot_be_replayed(straight, capsys):
