@@ -167,7 +167,7 @@ def newest(run_dir: Path) -> Path | None:
     unread = [path for path in (run_dir / "checkpoints").glob("step_*") if _step(path) >= 0 and path.is_dir()]
     unread = [path for path in unread if not latest or _step(path) > _step(latest)]
     if unread:
-        raise _damage(max(unread, key=_step), "state.json", latest)
+        raise _damage(max(unread, key=_step), "state.json")
     return latest
 
 
@@ -188,8 +188,7 @@ def load(folder: Path, policy: SavablePolicy, rank: int, gather: Callable[[Any],
     damaged += [name for r in ranks for name in _damaged(folder, r)]
     damaged = [name for part in gather(damaged) for name in part]
     if damaged:
-        older = [path for path in _complete(folder.parent) if _step(path) < _step(folder)]
-        raise _damage(folder, damaged[0], max(older, key=_step, default=None))
+        raise _damage(folder, damaged[0])
     if state["world_size"] == policy.world_size:
         policy.load(folder)
     else:
@@ -203,7 +202,20 @@ def load(folder: Path, policy: SavablePolicy, rank: int, gather: Callable[[Any],
     return state
 
 
-def _damage(folder: Path, name: str, older: Path | None) -> CheckpointError:
+def require_whole(folder: Path) -> None:
+    """Raises as `load` does, for who reads the Hugging Face copy alone: without the engine's state, several times its
+    size. A folder with neither state nor checksums is no run's checkpoint, and passes."""
+    path = folder / "state.json"
+    if not path.exists() and not any(folder.glob(CHECKSUMS.format("*"))):
+        return
+    own = _reads(path) and (_step(folder) < 0 or _fits(json.loads(path.read_text()), folder))  # or a copy's, renamed
+    damaged = _damaged(folder, 0, left_out=("engine/",)) if own else [path.name]
+    if damaged:
+        raise _damage(folder, damaged[0])
+
+
+def _damage(folder: Path, name: str) -> CheckpointError:
+    older = max((p for p in _complete(folder.parent) if _step(p) < _step(folder)), key=_step, default=None)
     instead = f"; {older} is older" if older else ""
     return CheckpointError(
         f"{folder / name}: is missing or differs from its checksum; remove {folder} and resume again{instead}"
@@ -230,23 +242,18 @@ def _files_of(folder: Path, rank: int) -> list[str]:
     names = [p.relative_to(folder).as_posix() for p in sorted(folder.rglob("*")) if p.is_file()]
     names = [name for name in names if not name.startswith("checksums_rank_") and name != "state.json"]
     own = (f"zero_pp_rank_{rank}_mp", f"random_rank_{rank}.")
-    anyone = ("zero_pp_rank_", "random_rank_")
-    return [
-        name
-        for name in names
-        if any(part in name for part in own) or (rank == 0 and not any(part in name for part in anyone))
-    ]
+    ranked = {name for name in names if any(part in name for part in ("zero_pp_rank_", "random_rank_"))}
+    return [name for name in names if (any(part in name for part in own) if name in ranked else rank == 0)]
 
 
-def _damaged(folder: Path, rank: int) -> list[str]:
+def _damaged(folder: Path, rank: int, left_out: tuple[str, ...] = ()) -> list[str]:
     path = folder / CHECKSUMS.format(rank)
-    if not path.exists():
-        return [path.name]
     try:
         sums = json.loads(path.read_text())
-    except ValueError:
+    except (FileNotFoundError, ValueError):
         return [path.name]
-    return [name for name, value in sums.items() if not (folder / name).exists() or checksum(folder / name) != value]
+    names = [name for name in sums if not name.startswith(left_out)]
+    return [name for name in names if not (folder / name).exists() or checksum(folder / name) != sums[name]]
 
 
 def _sync(path: Path) -> None:
@@ -259,10 +266,8 @@ def _sync(path: Path) -> None:
 
 
 def _write_synced(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    path.write_text(text, encoding="utf-8")
+    _sync(path)
 
 
 def _complete(folder: Path) -> list[Path]:
@@ -272,7 +277,7 @@ def _complete(folder: Path) -> list[Path]:
 def _reads(path: Path) -> bool:
     try:
         return "step" in json.loads(path.read_text())
-    except ValueError:
+    except (FileNotFoundError, ValueError):
         return False
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from config import Config, UserError, load_config, parse_config
 from runtime.files import OUT, say, sole_writer
 from runtime.interruption import Interruption
-from startup import arguments, building, inputs
+from startup import arguments, building, inputs, run_folder
 
 USER_ERROR_STATUS = 2
 
@@ -39,6 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # From here on signals are obeyed.
         with Interruption(config.train.max_minutes) as interruption, contextlib.ExitStack() as stack:
             _train(config, run_dir, args.resume, interruption, stack)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers", "deepspeed"):
+            raise
+        print(
+            f"error: {error.name} is not installed; source .venv/bin/activate, which a script makes", file=sys.stderr
+        )
+        return USER_ERROR_STATUS
     except UserError as error:
         if error.of_one_rank or os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
@@ -53,7 +60,7 @@ def _train(
     leads = os.environ.get("RANK", "0") == "0"
     if leads and resume and run_dir.is_dir():  # before a second model is put beside that of a run that goes on
         stack.enter_context(sole_writer(run_dir))
-    resume_from = inputs.check_run_dir(config, run_dir, resume)
+    resume_from = run_folder.check_run_dir(config, run_dir, resume)
     from modeling.forecast import naming_the_setting
     from report.console import open_console
     from report.settings import begin_stretch
@@ -76,7 +83,7 @@ def _train(
 
     if leads and not resume:
         stack.enter_context(sole_writer(run_dir))
-        inputs.check_run_dir(config, run_dir, resume)  # one that began after the first look may have ended since
+        run_folder.check_run_dir(config, run_dir, resume)  # one that began after the first look may have ended since
     writer = open_writer(config, run_dir, console) if console else None
     if writer:
         stack.callback(writer.close)
@@ -88,7 +95,7 @@ def _train(
     first = trainer.resume(resume_from) if resume_from else 0
     if console and first >= config.train.steps:
         say(f"nothing left to do: {first} steps are done and train.steps={config.train.steps}")
-    if writer:
+    elif writer:
         begin_stretch(run_dir, first + 1, config.to_json())
     trainer.run(first, interruption)
     if writer and (run_dir / "metrics.jsonl").exists():
@@ -143,6 +150,7 @@ def built(config: Config, progress: Callable[[int, int, int, int], None] | None 
 def _evaluate(words: Sequence[str]) -> int:
     from evaluation.scores import report_lines, write_results
     from evaluation.treatments import Treatment, choose_checkpoint, run_treatments, treated
+    from runtime.files import require_writable
     from runtime.ranks import Ranks
 
     args = arguments.evaluate_parser().parse_args(words)
@@ -153,6 +161,10 @@ def _evaluate(words: Sequence[str]) -> int:
     configs = {name: treated(config, name) for name in args.tools}
     chats = {name: inputs.load_chat(settings, tokenizer) for name, settings in configs.items()}
     data = {name: inputs.load_data(configs[name], chat, config.eval.path, once=True) for name, chat in chats.items()}
+    if rank == 0:
+        require_writable(chosen.out, OUT)
+        if chosen.out.exists():
+            say(f"note: this replaces the evaluation in {chosen.out}; name another file with --out to keep it")
     tool = building.start_tool(config, rank) if "on" in args.tools else None
     try:
         sample = building.build_samplers(configs, shape, building.device_of(config), chats, tool, adapters)
@@ -166,9 +178,12 @@ def _evaluate(words: Sequence[str]) -> int:
     if rank == 0:
         if adapters:
             found["settings"]["adapters"] = str(adapters)
-            say(f"{config.model.path} with the LoRA adapters of {adapters}")
-        write_results(chosen.out, found, OUT)
-        print("\n".join(report_lines(found)) + f"\nwritten to {chosen.out}")
+        say(f"scores of {config.model.path}" + (f" with the LoRA adapters of {adapters}" if adapters else ""))
+        try:
+            say("\n".join(report_lines(found)))
+        finally:  # a full disk takes one of the two at most
+            write_results(chosen.out, found, OUT)
+        say(f"written to {chosen.out}")
     return 0
 
 
@@ -178,7 +193,7 @@ def _audit(words: Sequence[str]) -> int:
     from report.settings import stretches
 
     args = arguments.audit_parser().parse_args(words)
-    run_dir = inputs.run_folder(args.run)
+    run_dir = run_folder.existing_run(args.run)
     read_metrics(run_dir)  # refuses a run that took no step
     if args.math_verify:
         from audit.second_opinion import list_disagreements
@@ -208,7 +223,7 @@ def _report(words: Sequence[str]) -> int:
     from report.page import write_report
 
     args = arguments.report_parser().parse_args(words)
-    run_dir = inputs.run_folder(args.run)
+    run_dir = run_folder.existing_run(args.run)
     tokenizer = inputs.load_tokenizer(load_config(run_dir / "config.json"))
     print(write_report(run_dir, tokenizer, args.out, args.trajectories))
     return 0
@@ -223,16 +238,18 @@ def _compare(words: Sequence[str]) -> int:
 
 
 def _replay(words: Sequence[str]) -> int:
+    from checkpoint import require_whole
     from modeling.loading import build_model
     from report import replay
     from report.settings import settings_of
     from trainer import sampling_of
 
     args = arguments.replay_parser().parse_args(words)
-    run_dir = inputs.run_folder(args.run)
+    run_dir = run_folder.existing_run(args.run)
     row = replay.pick(run_dir, args.step, args.sample)
     config = parse_config(settings_of(run_dir, args.step))
     weights, adapters = replay.weights_before(config.model, run_dir, row["policy_step"])
+    require_whole(adapters or Path(weights.path))
     tokenizer, shape = inputs.load_tokenizer(config), inputs.check_model(config, adapters)
     chat, tool = inputs.load_chat(config, tokenizer), building.start_tool(config, rank=0)
     try:

@@ -118,9 +118,13 @@ class Trainer:
             request = interruption.agreed(gather)
             if request or due(done, self.config.train.save_every, steps):
                 self._store.begin(done, {"score": row.get("eval_avg_at_k"), "data": self.data.digest()})
+            if request is Request.SAVE and self._writer:
+                say(f"step {done} is being saved beside the next one")
             if request is Request.STOP:
                 break
-        self._store.finish()
+        saved = self._store.finish()
+        if saved and self._writer and done < steps:
+            say(f"ended after step {done} of {steps}; --resume goes on from {saved}")
 
     def _step_or_last_checkpoint(self, step: int) -> dict[str, Any]:
         """`train_step`; where the sandbox ends the run, on all ranks alike, a begun checkpoint is still put away."""

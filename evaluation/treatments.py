@@ -102,13 +102,17 @@ def choose_checkpoint(
 ) -> Candidate:
     """From the arguments of `main.py evaluate`. Adapters sit on the base that they name, unless `overrides` name one.
 
-    The step decides the noise, so that a checkpoint scores here as it scored during its run. Raises ConfigError.
+    The step decides the noise, so that a checkpoint scores here as it scored during its run. Raises ConfigError, and
+    CheckpointError where a run's checkpoint is damaged.
     """
     if config is None and run is None:
         raise ConfigError("--config", config, "name a config, or a run with --run-dir")
     folder = Path(model) if model else None
+    if folder and not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+        mend = "name one that holds config.json or adapter_config.json, or a hub name with --set model.path="
+        raise ConfigError("--checkpoint", model, f"is no folder of a model; {mend}")
     if run and folder is None:
-        folder = checkpoint.find_latest(Path(run))
+        folder = checkpoint.newest(Path(run))
         if folder is None:
             raise ConfigError("--run-dir", run, "holds no complete checkpoint; train first, or name --checkpoint")
     adapters = folder if folder and (folder / "adapter_config.json").exists() else None
@@ -120,6 +124,7 @@ def choose_checkpoint(
     settings = load_config(config or Path(str(run)) / "config.json", [*chosen, *overrides])
     if not settings.eval.path:
         raise ConfigError("eval.path", "", "name the problems, e.g. --set eval.path=data/aime_2024.jsonl")
+    checkpoint.require_whole(folder or Path(settings.model.path))
     state = folder / "state.json" if folder else None
     step = json.loads(state.read_text())["step"] if state and state.exists() else 0
     default = Path(run) / f"evaluations/step_{step}_tools.json" if run else Path("runs/evaluation.json")

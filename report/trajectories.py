@@ -4,8 +4,8 @@ Invariants: a file is complete or absent; its rows stand in (prompt, sample) ord
 rewards, advantages and losses (`main.py audit`) and to sample a trajectory again (`main.py replay`). This file is the
 only one that knows the format. `code` and `text` of a call are stored as bytes (UTF-8, lone surrogates passed
 through), since a model can write a string that is not valid Unicode and the run must keep exactly what was run.
-Parquet's checksum of each page is written and verified. Page headers and the footer have none: the columns that it names
-are compared with `SCHEMA`, a flipped count in one can still go unseen.
+Parquet's checksum of each page is written and verified. Page headers and the footer have none: the columns that it
+names are compared with `SCHEMA`; a count in them that a flipped bit changed can still go unseen.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def sole_writer(run_dir: Path) -> Iterator[None]:
 
 def write_whole(path: Path, content: str | bytes, mend: str = RESUME) -> None:
     """Beside its place and renamed, so that the file is complete or what it was before. Makes its folder."""
-    partial = path.with_name(path.name + ".partial")
+    partial = _partial(path)
     with writing(path, mend):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -90,6 +90,20 @@ def write_whole(path: Path, content: str | bytes, mend: str = RESUME) -> None:
             with contextlib.suppress(OSError):
                 partial.unlink()  # a full disk may need the room
             raise
+
+
+def require_writable(path: Path, mend: str = RESUME) -> None:
+    """Refuses now what `write_whole` would refuse, but for a disk that fills up meanwhile. Makes its folder."""
+    with writing(path, mend):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _partial(path).open("wb").close()
+        _partial(path).unlink()
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
 
 
 def append_line(path: Path, line: str) -> None:

@@ -2,7 +2,14 @@
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 install() { # requirement files, pinned by requirements.lock
     [ -z "${SKIP_INSTALL:-}" ] || return 0 # the caller's own environment has it all
-    [ -x .venv/bin/python ] || "${PYTHON:-python3}" -m venv .venv
+    if ! [ -x .venv/bin/python ]; then
+        local python=${PYTHON:-python3}
+        "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+            echo "error: PYTHON=$python: is $("$python" --version 2>&1), and 3.11 or later is needed; name one" >&2
+            exit 2
+        }
+        "$python" -m venv .venv
+    fi
     local stamp=.venv/.installed-$(cat "$@" requirements.lock | sha256sum | cut -c1-16)
     [ ! -e "$stamp" ] || return 0
     local requirements=()

@@ -43,7 +43,9 @@ def evaluate_parser() -> argparse.ArgumentParser:
         "--run-dir", metavar="RUN", help="take the newest checkpoint of RUN and, without --config, its config"
     )
     parser.add_argument("--tools", nargs="+", choices=["on", "off", "broken"], default=["on"], help="default: on")
-    parser.add_argument("--out", metavar="FILE", help="default: evaluations/ in RUN, or runs/evaluation.json")
+    parser.add_argument(
+        "--out", metavar="FILE", help="default: evaluations/step_N_tools.json in RUN, or runs/evaluation.json"
+    )
     return parser
 
 

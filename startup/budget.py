@@ -29,8 +29,9 @@ def memory(forecast: Memory, tokens: int, device: torch.device) -> tuple[Literal
         f"GB are still to come, the rest is taken already; {free / GIGABYTE:.1f} GB free now"
     )
     if coming > free:
-        mend = "lower rollout.kv_memory_fraction or train.max_tokens_per_micro_batch, or set train.offload_optimizer"
-        return "note", f"{text}: {mend}"
+        cache = "rollout.kv_memory_fraction" if cuda else "rollout.kv_tokens"
+        elsewhere = ", or set train.offload_optimizer" if cuda else ""
+        return "note", f"{text}: lower {cache} or train.max_tokens_per_micro_batch{elsewhere}"
     return "ok", text
 
 

@@ -84,11 +84,12 @@ def build_teacher(config: Config, policy: Any, device: Any) -> Any:
     if present:
         return Teacher(PredictingStates(live, implementation), present, measure, device, vocabulary)
     home = device if told.placement == "gpu" else host
+    source = "teacher.path" if told.source == "model" else "model.path"
     seed = config.train.seed + (told.source == "model")  # random weights of its own
     # Not fused with ZeRO-3, which gathers a module's weights where it is called: those kernels read norms without.
     whole = told.placement != "zero3"
     born = device if config.model.random_weights and whole else home  # the same draws wherever they will wait
-    model: Any = build_model(config.teacher_model, seed, born)
+    model: Any = build_model(config.teacher_model, seed, born, name=source)
     model = places.frozen(model.to(home))
     if born != device and whole and can_fuse(model.config, device):
         from modeling.train_layers import fuse

@@ -1,4 +1,4 @@
-"""What a run is given: its folder, batch maths, tokenizer, chat format, problems and the model's shape.
+"""What a run is given: batch maths, tokenizer, chat format, problems and the model's shape.
 
 Everything here is refused, with one line, before anything is written, built or put on a GPU.
 """
@@ -6,75 +6,13 @@ Everything here is refused, with one line, before anything is written, built or 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from config import Config, ConfigError, ModelConfig, UserError, with_defaults
+from config import Config, ConfigError, ModelConfig
 from runtime.files import say
-from settings.schema import differences, read_json
-
-FIXED_BY_THE_CURSOR = (
-    "data.path", "data.shuffle", "train.seed", "rollout.trajectories_per_step", "rollout.samples_per_prompt",
-)  # fmt: skip
-FIXED_BY_THE_OPTIMIZER = (
-    "lora.rank", "model.dtype", "model.random_weights", "train.offload_optimizer", "train.zero_stage",
-)  # fmt: skip
-
-
-def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
-    """The checkpoint to resume from. A folder that holds a run is never overwritten."""
-    from checkpoint import CheckpointError, find_latest, newest
-    from distillation.teacher import TEACHER_MEAN
-
-    if run_dir.exists() and not run_dir.is_dir():
-        raise ConfigError("--run-dir", str(run_dir), "is a file; name a folder")
-    parent = next(folder for folder in (run_dir, *run_dir.absolute().parents) if folder.is_dir())
-    if not os.access(parent, os.W_OK):
-        raise ConfigError("--run-dir", str(run_dir), f"cannot be made: {parent} is not writable; name another folder")
-    for part in (run_dir / "checkpoints", run_dir / "trajectories"):  # else found out when the first is to be saved
-        if part.exists() and not (part.is_dir() and os.access(part, os.W_OK)):
-            raise ConfigError("--run-dir", str(run_dir), f"{part} is no folder that can be written to; mend that")
-    if not resume:
-        traces = ("metrics.jsonl", "checkpoints/step_*", "trajectories/step_*")
-        if any(True for trace in traces for _ in run_dir.glob(trace)):
-            mend = "name another folder (or delete this one)"
-            mend = f"; add --resume, or {mend}" if find_latest(run_dir) else f" without a complete checkpoint; {mend}"
-            raise ConfigError("--run-dir", str(run_dir), f"already holds a run{mend}")
-        return None
-    latest = newest(run_dir)
-    if latest is None:
-        raise CheckpointError(
-            f"{run_dir}: no complete checkpoint to resume from; start without --resume in another folder"
-        )
-    changed = differences(with_defaults(read_json(run_dir / "config.json")), json.loads(config.to_json()))
-    adapters_alone = (latest / "adapter_config.json").exists()  # which no run can start from
-    mend = "set it back, or start a new run " + ("from the base" if adapters_alone else f"with model.path={latest}")
-    for name, (before, now) in changed.items():
-        if name in FIXED_BY_THE_CURSOR:
-            raise ConfigError(
-                name, now, f"was {before!r} in the run to resume, and fixes which problems are done; {mend}"
-            )
-        decay_begins_or_ends = name == "train.weight_decay" and bool(before) != bool(now)
-        if name in FIXED_BY_THE_OPTIMIZER or decay_begins_or_ends:
-            raise ConfigError(
-                name, now, f"was {before!r} in the run to resume, and fixes what its checkpoints hold; {mend}"
-            )
-        _say(f"resuming with {name} changed from {before!r} to {now!r}")
-    averages = config.loss.distill_weight > 0 and config.teacher.source == "ema"
-    if averages and not (latest / "engine" / TEACHER_MEAN).exists():
-        raise ConfigError("teacher.source", "ema", f"{latest} was written without a running mean of weights; {mend}")
-    _say(f"resuming from {latest}")
-    return latest
-
-
-def run_folder(name: str) -> Path:
-    """The folder of a run that has begun, as the subcommands are given it. Raises UserError."""
-    if not (Path(name) / "config.json").is_file():
-        raise UserError(f"{name}: no config.json; name the folder of a run")
-    return Path(name)
 
 
 def check_batch(config: Config, world_size: int) -> None:
@@ -92,7 +30,7 @@ def load_tokenizer(config: Config) -> Any:
     from transformers import AutoTokenizer
 
     name = "tokenizer_path" if config.model.tokenizer_path else "path"
-    return _from_hub(f"model.{name}", getattr(config.model, name), AutoTokenizer)
+    return from_hub(f"model.{name}", getattr(config.model, name), AutoTokenizer)
 
 
 def load_chat(config: Config, tokenizer: Any) -> Any:
@@ -103,7 +41,7 @@ def load_chat(config: Config, tokenizer: Any) -> Any:
     from rollout.chats import make_chat
     from tools import tool_schema
 
-    family = _from_hub("model.path", shape_source(config.model), AutoConfig).model_type
+    family = from_hub("model.path", shape_source(config.model), AutoConfig).model_type
     tools = [tool_schema(config.tool)] if config.tool.enabled else []
     return make_chat(family, tokenizer, tools, config.model)
 
@@ -121,16 +59,16 @@ def load_data(config: Config, chat: Any, path: str, once: bool = False) -> Any:
     problems = load_problems(path, fields, "eval.path" if once else "data.path")
     repeated = duplicates(problems, path)
     if repeated:
-        _say(f"note: {repeated}{'; each counts once' if once else ''}")
+        tell(f"note: {repeated}{'; each counts once' if once else ''}")
     problems = distinct(problems) if once else problems
     limit = config.rollout.context_length - 1
     data = TrainingData(*render_prompts(problems, render, limit, config.data.over_long_prompts, path))
     if len(data.problems) < len(problems):
         left_out = len(problems) - len(data.problems)
-        _say(f"note: {path}: {left_out} of {len(problems)} prompts are longer than {limit} tokens and left out")
+        tell(f"note: {path}: {left_out} of {len(problems)} prompts are longer than {limit} tokens and left out")
     wanted, present = config.rollout.prompts_per_step, len(data.problems)
     if wanted > present and not once:
-        _say(f"note: a step takes {wanted} prompts, {path} has {present}; each step has some of them more than once")
+        tell(f"note: a step takes {wanted} prompts, {path} has {present}; each step has some of them more than once")
     return data
 
 
@@ -162,7 +100,7 @@ def add_teacher_prompts(config: Config, chat: Any, data: Any, shape: Any) -> Any
     return dataclasses.replace(data, teacher_prompts=prompts)
 
 
-def _say(text: str) -> None:
+def tell(text: str) -> None:
     if os.environ.get("RANK", "0") == "0":
         say(text)
 
@@ -214,7 +152,7 @@ def check_teacher(config: Config, tokenizer: Any) -> Any:
         if sizes[0] != sizes[1]:
             raise ConfigError("teacher.path", config.teacher.path, f"{said}; {mend}")
     else:
-        ids, own = _from_hub("teacher.path", config.teacher.path, AutoTokenizer).get_vocab(), tokenizer.get_vocab()
+        ids, own = from_hub("teacher.path", config.teacher.path, AutoTokenizer).get_vocab(), tokenizer.get_vocab()
         if ids != own:
             word = min((own.items() ^ ids.items()), key=lambda pair: (pair[1], pair[0]))[0]
             text = f"{said}, and tokenizers of {len(ids)} and {len(own)} tokens give {word!r} the ids "
@@ -222,7 +160,7 @@ def check_teacher(config: Config, tokenizer: Any) -> Any:
                 "teacher.path", config.teacher.path, f"{text}{ids.get(word)} and {own.get(word)}; {mend}"
             )
         if sizes[0] != sizes[1]:
-            _say(f"{said}; their tokenizers are equal, so the first {min(sizes)} are compared")
+            tell(f"{said}; their tokenizers are equal, so the first {min(sizes)} are compared")
     if top_k >= min(sizes):
         raise ConfigError("teacher.top_k", top_k, f"{said}; set less, or 0 for all of it")
     return theirs
@@ -236,7 +174,7 @@ def _shape(name: str, model: ModelConfig, context_length: int) -> Any:
     from modeling.quantized import check_quantization
     from modeling.shapes import shape_source
 
-    shape = _from_hub(name, shape_source(model), AutoConfig)
+    shape = from_hub(name, shape_source(model), AutoConfig)
     try:
         check_supported(shape)
         check_quantization(shape)
@@ -251,10 +189,13 @@ def _shape(name: str, model: ModelConfig, context_length: int) -> Any:
     return shape
 
 
-def _from_hub(name: str, path: str, loader: Any) -> Any:
+def from_hub(name: str, path: str, loader: Any) -> Any:
     from transformers import AutoTokenizer
 
     hub_name, folder = path.count("/") == 1 and path[0] not in "/.~", Path(path).is_dir()
+    if hub_name and not folder and Path(path).parent.is_dir():  # the hub would be asked, for a minute
+        beside = ", ".join(sorted(each.name for each in Path(path).parent.iterdir() if each.is_dir()))
+        raise ConfigError(name, path, f"is no folder; {Path(path).parent} holds {beside or 'none'}")
     if not folder and not hub_name:
         raise ConfigError(name, path, "is neither a folder nor a hub name of the form organisation/model")
     if loader is not AutoTokenizer and (Path(path) / "adapter_config.json").exists():

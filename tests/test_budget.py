@@ -38,6 +38,7 @@ def test_less_free_than_the_whole_is_fine_where_the_rest_is_taken_already(monkey
 def test_more_to_come_than_is_free_is_noted_with_the_mend(monkeypatch):
     monkeypatch.setattr(budget, "_free_host_bytes", lambda: 3 * 10**9)
     state, text = budget.memory(HELD, 8192, CPU)
-    assert state == "note" and "3.0 GB free now: lower rollout.kv_memory_fraction" in text
+    assert state == "note"  # on the CPU; nothing can be moved off it
+    assert text.endswith("3.0 GB free now: lower rollout.kv_tokens or train.max_tokens_per_micro_batch")
     cheaper = dataclasses.replace(HELD, optimizer=10**9)
     assert budget.memory(cheaper, 8192, CPU)[0] == "ok"  # 3 GB to come

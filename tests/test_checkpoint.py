@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import checkpoint
-from checkpoint import CheckpointError, CheckpointStore, find_latest
+from checkpoint import CheckpointError, CheckpointStore, find_latest, require_whole
 
 
 class FakePolicy:
@@ -188,6 +188,40 @@ def test_a_damaged_file_is_named_and_nothing_is_loaded(tmp_path, policy, name):
     with pytest.raises(CheckpointError, match=rf"{name}: is missing or differs .*step_5 is older"):
         checkpoint.load(folder, policy, 0, alone)
     assert policy.loaded == []
+
+
+@pytest.mark.parametrize("name", ["config.json", "state.json", "checksums_rank_0.json"])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("z")], ids=["missing", "altered"])
+def test_who_reads_only_the_model_is_refused_with_the_line_of_a_resume(tmp_path, policy, name, damage):
+    save(tmp_path, policy, 5)
+    folder = save(tmp_path, policy, 7)
+    damage(folder / name)
+    with pytest.raises(CheckpointError, match=rf"step_7/{name}: is missing or differs .*step_5 is older"):
+        require_whole(folder)
+
+
+def test_who_reads_only_the_model_does_not_read_the_engines_state(tmp_path, policy, monkeypatch):
+    folder = save(tmp_path, policy, 7)
+    read, summed = [], checkpoint.checksum
+    monkeypatch.setattr(checkpoint, "checksum", lambda path: read.append(path.name) or summed(path))
+    require_whole(folder)
+    assert read == ["config.json"]
+    shutil.rmtree(folder / "engine")
+    require_whole(folder.rename(tmp_path / "a copy without it, renamed"))
+
+
+def test_a_state_of_another_step_is_damage_for_who_reads_only_the_model(tmp_path, policy):
+    folder = save(tmp_path, policy, 7)
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps(state | {"step": 3}))
+    with pytest.raises(CheckpointError, match=r"step_7/state\.json: is missing or differs"):
+        require_whole(folder)
+
+
+def test_a_folder_that_is_no_runs_checkpoint_has_no_checksums_to_differ_from(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    require_whole(tmp_path)
+    require_whole(tmp_path / "organisation/model")
 
 
 def test_a_missing_checksum_file_is_damage_too(tmp_path, policy):

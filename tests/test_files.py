@@ -23,7 +23,16 @@ from report.settings import begin_stretch
 from report.trackers import TensorBoard
 from report.trajectories import write_step
 from report.writers import RunWriter, open_writer
-from runtime.files import InUseError, WriteError, append_line, say, sole_writer, whole_lines, write_whole
+from runtime.files import (
+    InUseError,
+    WriteError,
+    append_line,
+    require_writable,
+    say,
+    sole_writer,
+    whole_lines,
+    write_whole,
+)
 from runtime.ranks import Ranks
 from startup import building
 from tests.builders import record, scored
@@ -72,6 +81,17 @@ def test_a_file_is_written_whole_or_stays_what_it_was(tmp_path, name):
         WHOLE[name](tmp_path)
     assert "\n" not in str(error.value)
     assert path.read_text() == "before" and not list(path.parent.glob("*.partial"))
+
+
+def test_a_place_that_takes_no_file_is_known_before_there_is_one(tmp_path):
+    (tmp_path / "file").write_text("before")
+    for place, why in ((tmp_path / "file/below", "File exists|Not a directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(WriteError, match=rf"{place}: cannot be written \(({why})\); name another"):
+            require_writable(place, "name another")
+    for place in (tmp_path / "file", tmp_path / "new/file"):
+        require_writable(place)
+    assert (tmp_path / "file").read_text() == "before"
+    assert not list((tmp_path / "new").iterdir())
 
 
 def test_a_line_is_appended_whole_or_not_at_all(tmp_path, monkeypatch):

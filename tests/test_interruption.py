@@ -13,7 +13,7 @@ import pytest
 import trainer
 from checkpoint import CheckpointStore
 from runtime.interruption import Interruption, Request
-from startup import building, check, inputs
+from startup import building, check, run_folder
 from tests.test_main import ROOT, metrics, run
 
 
@@ -65,7 +65,7 @@ def test_asking_for_an_end_leaves_the_request_where_it_is():
 @pytest.mark.parametrize(
     ("owner", "name", "number"),
     [
-        (inputs, "check_run_dir", signal.SIGUSR1),
+        (run_folder, "check_run_dir", signal.SIGUSR1),
         (building, "build_policy", signal.SIGTERM),
         (trainer.Trainer, "__init__", signal.SIGINT),
     ],

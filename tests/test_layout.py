@@ -109,7 +109,6 @@ ALLOWED: dict[str, set[str] | None] = {
     "startup.budget": {"modeling", "rollout.records", "startup.parts"},
     "startup.check": {"config", "data", "modeling", "reward", "rollout.records", "startup.budget", "startup.parts"},
     "startup.inputs": {
-        "checkpoint",
         "config",
         "data",
         "distillation.teacher",
@@ -119,6 +118,14 @@ ALLOWED: dict[str, set[str] | None] = {
         "settings.schema",
         "tools",
         "trainer",
+    },
+    "startup.run_folder": {
+        "checkpoint",
+        "config",
+        "distillation.teacher",
+        "modeling",
+        "settings.schema",
+        "startup.inputs",
     },
     "startup.building": ANY_OF_OURS,
     "main": ANY_OF_OURS,

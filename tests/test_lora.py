@@ -127,6 +127,8 @@ def test_a_run_samples_as_it_trains(tmp_path, monkeypatch, capsys):
     assert not (folder / "model.safetensors").exists()
     assert run(tmp_path, "lora.rank=8", resume=True) == 2
     assert "lora.rank=8: was 4" in (message := capsys.readouterr().err) and "model.path=" not in message
+    assert run(tmp_path, "lora.rank=4", "lora.alpha=64", resume=True) == 2  # the same adapters would be another policy
+    assert "lora.alpha=64: was 32" in capsys.readouterr().err
     assert main(["replay", str(tmp_path), "--step", "3", "--sample", "5"]) == 0  # through the adapters of step 2
     assert "bit-exact" in capsys.readouterr().out
     assert run(tmp_path / "another", f"model.path={folder}") == 2

@@ -262,9 +262,26 @@ def test_a_replay_from_other_weights_shows_the_first_differing_draw(straight, tm
     torch.manual_seed(0)
     noisy = {name: value + 0.05 * torch.randn_like(value) for name, value in load_file(path).items()}
     save_file(noisy, path, metadata={"format": "pt"})
+    sums = path.with_name("checksums_rank_0.json")
+    sums.write_text(json.dumps(json.loads(sums.read_text()) | {path.name: checksum(path)}))
     assert program.main(["replay", str(tmp_path / "run"), "--step", "3", "--sample", "4"]) == 1
     out = capsys.readouterr().out
     assert "differs: " in out and "first differing draw: token" in out and "margin" in out
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_a_damaged_checkpoint_is_neither_scored_nor_replayed(straight, tmp_path, capsys, damage):
+    path = cut_back(straight, tmp_path / "run") / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content[:-1000] if damage == "truncated" else content)
+    problems = ["--set", "eval.path=models/tiny_qwen3/problems_heldout.jsonl"]
+    for words in (["evaluate", "--run-dir", str(tmp_path / "run"), *problems],
+                  ["evaluate", "--config", "configs/tiny_cpu.json", "--checkpoint", str(path.parent), *problems],
+                  ["replay", str(tmp_path / "run"), "--step", "3", "--sample", "4"]):  # fmt: skip
+        assert program.main(words) == 2
+        said = capsys.readouterr().err
+        assert f"{path}: is missing or differs from its checksum" in said and said.count("\n") == 1
 
 
 def test_a_step_whose_weights_are_gone_cannot_be_replayed(straight, capsys):
@@ -380,8 +397,60 @@ def test_a_run_folder_is_never_overwritten(straight, capsys):
     assert "already holds a run; add --resume" in capsys.readouterr().err
 
 
-def test_resume_without_a_checkpoint_is_refused(capsys, tmp_path):
-    assert "no complete checkpoint" in error_of(capsys, tmp_path, resume=True)
+def test_resume_of_a_run_that_is_not_there_or_saved_nothing_is_refused(capsys, tmp_path):
+    assert "no complete checkpoint to resume from; start without --resume" in error_of(
+        capsys, tmp_path / "mistyped", resume=True
+    )
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    assert run(tmp_path, resume=True) == 2
+    assert "start without --resume in another folder" in capsys.readouterr().err
+
+
+def test_resume_of_a_run_that_ended_before_its_first_step_starts_with_it(capsys, tmp_path):
+    (tmp_path / "lock").write_text("")  # what such a run leaves
+    assert run(tmp_path, "train.steps=1", resume=True) == 0
+    assert f"{tmp_path} holds no step yet; the run starts with the first" in capsys.readouterr().out
+    assert [row["step"] for row in metrics(tmp_path)] == [1]
+
+
+def test_a_resume_that_has_nothing_to_do_leaves_the_settings_of_the_run_alone(straight, tmp_path, capsys):
+    shutil.copytree(straight, tmp_path / "run")
+    before = [(tmp_path / "run" / name).read_bytes() for name in ("config.json", "settings.jsonl")]
+    assert run(tmp_path / "run", "train.steps=2", "train.warmup_steps=0", resume=True) == 0
+    assert "nothing left to do: 4 steps are done and train.steps=2" in capsys.readouterr().out
+    assert [(tmp_path / "run" / name).read_bytes() for name in ("config.json", "settings.jsonl")] == before
+
+
+def test_a_model_into_which_the_checkpoint_does_not_fit_is_refused_on_resume(straight, tmp_path, capsys):
+    cut_back(straight, tmp_path / "run")
+    assert run(tmp_path / "run", "model.path=models/tiny_gpt_oss", resume=True) == 2
+    said = capsys.readouterr().err
+    assert (
+        "model.path='models/tiny_gpt_oss': has model_type='gpt_oss', and the checkpoints" in said
+        and "\n" not in said[:-1]
+    )
+
+
+def test_a_run_folder_that_cannot_be_written_to_is_refused_before_anything_is_built(capsys):
+    assert run(Path("/proc/nowhere")) == 2
+    assert "--run-dir='/proc/nowhere': cannot be written to: /proc: " in capsys.readouterr().err
+
+
+def test_without_the_environment_the_mend_is_said_in_one_line(capsys, tmp_path, monkeypatch):
+    def absent(*_):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(program, "built", absent)
+    assert run(tmp_path / "run") == 2
+    assert capsys.readouterr().err == (
+        "error: torch is not installed; source .venv/bin/activate, which a script makes\n"
+    )
+
+
+def test_a_mistyped_folder_of_a_model_is_not_looked_for_on_the_hub(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the hub is asked"))
+    message = error_of(capsys, tmp_path, "model.path=models/tiny_qwen")
+    assert "model.path='models/tiny_qwen': is no folder; models holds" in message and "tiny_qwen3" in message
 
 
 def test_prompts_that_the_ranks_cannot_share_equally_are_refused(capsys, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -148,3 +149,17 @@ def test_deepspeeds_launcher_trains_on_cpu(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(trajectories(tmp_path, 1)) == 16
+
+
+def test_an_old_python_is_refused_before_it_makes_an_environment(tmp_path):
+    """pip's word for it is that versions of dependencies conflict, and the environment would stay."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts/_venv.sh", tmp_path / "scripts")
+    old = tmp_path / "python3.9"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.2 && exit\n[ "$1" = -c ] && exit 1\nexit 3\n')
+    old.chmod(0o755)
+    env = {name: value for name, value in environment().items() if name != "SKIP_INSTALL"} | {"PYTHON": str(old)}
+    command = ["bash", "-c", "source scripts/_venv.sh; install requirements.txt"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 2 and not (tmp_path / ".venv").exists()
+    assert done.stderr == f"error: PYTHON={old}: is Python 3.9.2, and 3.11 or later is needed; name one\n"

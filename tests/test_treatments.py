@@ -5,17 +5,23 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 import main as program
+from checkpoint import CheckpointError
 from config import ConfigError, load_config, parse_config
 from data import Problem
+from evaluation import treatments
 from evaluation.treatments import BrokenTool, Treatment, choose_checkpoint, is_truncated, run_treatments, treated
 from policy import init_distributed
 from rollout.records import StopReason
+from runtime.checksums import checksum
+from runtime.files import WriteError
 from runtime.ranks import Ranks
+from startup import building
 from tests.builders import record
 from tests.test_main import SMALL
 from tests.test_policy import CPU
@@ -74,7 +80,9 @@ def test_only_problems_that_fit_under_every_treatment_are_sampled():
 def run_folder(tmp_path):
     folder = tmp_path / "run/checkpoints/step_3"
     folder.mkdir(parents=True)
-    (folder / "state.json").write_text(json.dumps({"step": 3}))
+    (folder / "state.json").write_text(json.dumps({"step": 3, "world_size": 1}))
+    (folder / "checksums_rank_0.json").write_text("{}")
+    (folder / "config.json").write_text("{}")
     (tmp_path / "run/config.json").write_text(CONFIG.to_json())
     return tmp_path / "run"
 
@@ -95,6 +103,29 @@ def test_a_checkpoint_and_overrides_may_be_named(run_folder):
     chosen = choose_checkpoint(path, ["eval.path=x.jsonl"], None, None, None)
     assert (chosen.config.model, chosen.step) == (load_config(path).model, 0)
     assert chosen.out == Path("runs/evaluation.json")
+
+
+def test_a_newer_checkpoint_that_cannot_be_read_is_not_passed_over(run_folder):
+    shutil.copytree(run_folder / "checkpoints/step_3", run_folder / "checkpoints/step_4")
+    (run_folder / "checkpoints/step_4/state.json").write_text("z")
+    with pytest.raises(CheckpointError, match=r"step_4/state\.json: is missing or differs .*step_3 is older"):
+        choose_checkpoint(None, [], None, str(run_folder), None)
+
+
+@pytest.mark.parametrize("name", ["config.json", "state.json"])
+def test_a_damaged_checkpoint_is_refused_however_it_is_named(run_folder, name):
+    folder, config = run_folder / "checkpoints/step_3", str(ROOT / "configs/tiny_cpu.json")
+    sums = {"config.json": checksum(folder / "config.json"), "engine/not_read.pt": "and not there"}
+    (folder / "checksums_rank_0.json").write_text(json.dumps(sums))
+    choose_checkpoint(None, [], None, str(run_folder), None)
+    (folder / name).write_text("z")
+    problems, base = "eval.path=x.jsonl", f"model.path={folder}"
+    for words in (
+        (None, [], None, str(run_folder), None), (config, [problems], str(folder), None, None),
+        (config, [problems, base], None, None, None),
+    ):  # fmt: skip
+        with pytest.raises(CheckpointError, match=rf"step_3/{name}: is missing or differs"):
+            choose_checkpoint(*words)
 
 
 def test_adapters_sit_on_the_base_that_they_name_unless_the_command_names_one(run_folder):
@@ -146,6 +177,7 @@ def test_a_runs_newest_checkpoint_scores_as_it_scored_inside_the_run(monkeypatch
         ((None, [], None, None, None), "name a config"),
         (("configs/tiny_cpu.json", [], None, None, None), "eval.path=''"),
         (("configs/tiny_cpu.json", [], None, "no/such/run", None), "no complete checkpoint"),
+        (("configs/tiny_cpu.json", [], "no/such", None, None), "--checkpoint='no/such': is no folder of a model"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(arguments, words, monkeypatch):
@@ -165,6 +197,7 @@ def test_the_command_scores_the_three_treatments_of_the_shipped_model(monkeypatc
     words = ["evaluate", "--config", "configs/tiny_cpu.json", *sets, "--tools", "on", "off", "broken"]
     assert program.main([*words, "--out", str(out)]) == 0
     said = capsys.readouterr().out
+    assert "scores of models/tiny_qwen3\n" in said and "replaces" not in said
     assert "25 rows hold 24 distinct prompts (the commonest 2 times)" in said and "each counts once" in said
     found = json.loads(out.read_text())
     scores = {name: score["avg"] for name, score in found["scores"].items()}
@@ -173,3 +206,58 @@ def test_the_command_scores_the_three_treatments_of_the_shipped_model(monkeypatc
     assert found["differences"]["on - off"]["avg"]["significant"]
     assert found["differences"]["on - broken"]["avg"]["significant"]
     assert len(found["problems"]) == 24 and set(found["problems"][0]) >= {"on", "off", "broken"}
+
+
+EVALUATE = ["evaluate", "--config", "configs/tiny_cpu.json", "--set", "eval.samples_per_prompt=1"]
+
+
+def small(tmp_path: Path) -> str:
+    lines = (ROOT / "models/tiny_qwen3/problems_heldout.jsonl").read_text().splitlines()[:2]
+    (tmp_path / "problems.jsonl").write_text("\n".join(lines))
+    return f"eval.path={tmp_path}/problems.jsonl"
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_sampled(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(building, "build_samplers", lambda *parts: pytest.fail("a model was built"))
+    assert program.main([*EVALUATE, small(tmp_path), "--out", str(tmp_path / "problems.jsonl/out.json")]) == 2
+    said = capsys.readouterr().err
+    assert "problems.jsonl/out.json: cannot be written" in said and "--out" in said and said.count("\n") == 1
+
+
+def test_a_disk_that_fills_up_meanwhile_takes_the_file_and_not_the_table(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(ROOT)
+    run = treatments.run_treatments
+
+    def fill(*parts):
+        (tmp_path / "out.json.partial").symlink_to("/dev/full")
+        return run(*parts)
+
+    monkeypatch.setattr(treatments, "run_treatments", fill)
+    assert program.main([*EVALUATE, small(tmp_path), "--out", str(tmp_path / "out.json")]) == 2
+    said = capsys.readouterr()
+    assert "avg@1" in said.out and "written to" not in said.out
+    assert "out.json: cannot be written (No space left" in said.err
+
+
+def test_a_log_that_takes_no_table_keeps_no_result_from_its_file(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+
+    def full(text: str) -> None:
+        if "avg@" in text:
+            raise WriteError("standard output: cannot be written")
+
+    monkeypatch.setattr(program, "say", full)
+    assert program.main([*EVALUATE, small(tmp_path), "--out", str(tmp_path / "out.json")]) == 2
+    assert "scores" in json.loads((tmp_path / "out.json").read_text())
+
+
+def test_a_result_that_is_replaced_is_named(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(ROOT)
+    words, out = [*EVALUATE, small(tmp_path)], tmp_path / "out.json"
+    assert program.main([*words, "--out", str(out)]) == 0
+    assert "replaces" not in capsys.readouterr().out
+    assert program.main([*words, "eval.temperature=0.5", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert f"note: this replaces the evaluation in {out}; name another file with --out to keep it\n" in said
+    assert said.index("replaces") < said.index("avg@1")

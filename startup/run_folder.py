@@ -1,0 +1,116 @@
+"""The folder of a run: whether one may begin in it, or go on from what it holds.
+
+A folder that holds a run is never overwritten, and what a checkpoint fixes cannot be changed by a resume. Everything
+is refused, with one line, before anything is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from config import Config, ConfigError, UserError, with_defaults
+from settings.schema import differences, read_json
+from startup.inputs import from_hub, tell
+
+FIXED_BY_THE_CURSOR = (
+    "data.path", "data.shuffle", "train.seed", "rollout.trajectories_per_step", "rollout.samples_per_prompt",
+)  # fmt: skip
+TRACES = ("metrics.jsonl", "checkpoints/step_*", "trajectories/step_*")  # of a step
+SHAPE = (
+    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "num_local_experts",
+)  # fmt: skip
+FIXED_BY_THE_OPTIMIZER = (
+    "lora.rank", "model.dtype", "model.random_weights", "train.offload_optimizer", "train.zero_stage",
+)  # fmt: skip
+
+
+def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
+    """The checkpoint to resume from; None where the run begins. Raises ConfigError or CheckpointError."""
+    from checkpoint import CheckpointError, find_latest, newest
+
+    _check_writable(run_dir)
+    begun = any(True for trace in TRACES for _ in run_dir.glob(trace))
+    if not resume:
+        if begun:
+            mend = "name another folder (or delete this one)"
+            mend = f"; add --resume, or {mend}" if find_latest(run_dir) else f" without a complete checkpoint; {mend}"
+            raise ConfigError("--run-dir", str(run_dir), f"already holds a run{mend}")
+        return None
+    latest = newest(run_dir)
+    if latest:
+        _check_changes(config, run_dir, latest)
+        tell(f"resuming from {latest}")
+    elif run_dir.is_dir() and not begun:  # ended before its first step
+        tell(f"{run_dir} holds no step yet; the run starts with the first")
+    else:
+        mend = "start without --resume" + " in another folder" * begun
+        raise CheckpointError(f"{run_dir}: no complete checkpoint to resume from; {mend}")
+    return latest
+
+
+def existing_run(name: str) -> Path:
+    """The folder of a run that has begun, as the subcommands are given it. Raises UserError."""
+    if not (Path(name) / "config.json").is_file():
+        raise UserError(f"{name}: no config.json; name the folder of a run")
+    return Path(name)
+
+
+def _check_writable(run_dir: Path) -> None:
+    if run_dir.exists() and not run_dir.is_dir():
+        raise ConfigError("--run-dir", str(run_dir), "is a file; name a folder")
+    parent = next(folder for folder in (run_dir, *run_dir.absolute().parents) if folder.is_dir())
+    try:
+        with tempfile.TemporaryFile(dir=parent):  # rights alone do not tell: a file system may be read-only
+            pass
+    except OSError as error:
+        mend = f"cannot be written to: {parent}: {error.strerror}; name another folder"
+        raise ConfigError("--run-dir", str(run_dir), mend) from error
+    for part in (run_dir / "checkpoints", run_dir / "trajectories"):  # else found out when the first is to be saved
+        if part.exists() and not (part.is_dir() and os.access(part, os.W_OK)):
+            raise ConfigError("--run-dir", str(run_dir), f"{part} is no folder that can be written to; mend that")
+
+
+def _check_changes(config: Config, run_dir: Path, latest: Path) -> None:
+    """Says what differs from the run's settings, and refuses what its checkpoints or its data cursor fix."""
+    from distillation.teacher import TEACHER_MEAN
+
+    changed = differences(with_defaults(read_json(run_dir / "config.json")), json.loads(config.to_json()))
+    adapters_alone = (latest / "adapter_config.json").exists()  # which no run can start from
+    mend = "set it back, or start a new run " + ("from the base" if adapters_alone else f"with model.path={latest}")
+    for name, (before, now) in changed.items():
+        if name in FIXED_BY_THE_CURSOR:
+            raise ConfigError(
+                name, now, f"was {before!r} in the run to resume, and fixes which problems are done; {mend}"
+            )
+        decay_begins_or_ends = name == "train.weight_decay" and bool(before) != bool(now)
+        scales_adapters = name == "lora.alpha" and config.lora.rank > 0
+        if name in FIXED_BY_THE_OPTIMIZER or decay_begins_or_ends or scales_adapters:
+            raise ConfigError(
+                name, now, f"was {before!r} in the run to resume, and fixes what its checkpoints hold; {mend}"
+            )
+        if name == "model.path":
+            _check_same_shape(config, latest, mend)
+        tell(f"resuming with {name} changed from {before!r} to {now!r}")
+    averages = config.loss.distill_weight > 0 and config.teacher.source == "ema"
+    if averages and not (latest / "engine" / TEACHER_MEAN).exists():
+        raise ConfigError("teacher.source", "ema", f"{latest} was written without a running mean of weights; {mend}")
+
+
+def _check_same_shape(config: Config, checkpoint: Path, mend: str) -> None:
+    """Refuses a model into which the checkpoint's weights do not fit. Of LoRA nothing but adapters is there."""
+    from transformers import AutoConfig
+
+    from modeling.shapes import shape_source
+
+    if not (checkpoint / "config.json").exists():
+        return
+    saved = read_json(checkpoint / "config.json")
+    shape = from_hub("model.path", shape_source(config.model), AutoConfig).to_dict()
+    for name in SHAPE:
+        if name in saved and saved[name] != shape.get(name):
+            now = f"has {name}={shape.get(name)!r}, and the checkpoints of the run to resume {saved[name]!r}; {mend}"
+            raise ConfigError("model.path", config.model.path, now)
