@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def sole_writer(run_dir: Path) -> Iterator[None]:
 
 def write_whole(path: Path, content: str | bytes, mend: str = RESUME) -> None:
     """Beside its place and renamed, so that the file is complete or what it was before. Makes its folder."""
-    partial = _partial(path)
+    partial = path.with_name(path.name + ".partial")
     with writing(path, mend):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -93,17 +94,19 @@ def write_whole(path: Path, content: str | bytes, mend: str = RESUME) -> None:
 
 
 def require_writable(path: Path, mend: str = RESUME) -> None:
-    """Refuses now what `write_whole` would refuse, but for a disk that fills up meanwhile. Makes its folder."""
+    """Refuses now what `write_whole` would refuse, but for a disk that fills up meanwhile."""
     with writing(path, mend):
-        path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        _partial(path).open("wb").close()
-        _partial(path).unlink()
+        try_place(path.parent)
 
 
-def _partial(path: Path) -> Path:
-    return path.with_name(path.name + ".partial")
+def try_place(folder: Path) -> None:
+    """Raises the OSError that a new file would meet in `folder`, or in the nearest above it where that is not there.
+    Leaves nothing. Rights alone do not tell: a file system may be read-only."""
+    above = folder.absolute()
+    with tempfile.TemporaryFile(dir=next(place for place in (above, *above.parents) if place.exists())):
+        pass
 
 
 def append_line(path: Path, line: str) -> None:

@@ -193,9 +193,6 @@ def from_hub(name: str, path: str, loader: Any) -> Any:
     from transformers import AutoTokenizer
 
     hub_name, folder = path.count("/") == 1 and path[0] not in "/.~", Path(path).is_dir()
-    if hub_name and not folder and Path(path).parent.is_dir():  # the hub would be asked, for a minute
-        beside = ", ".join(sorted(each.name for each in Path(path).parent.iterdir() if each.is_dir()))
-        raise ConfigError(name, path, f"is no folder; {Path(path).parent} holds {beside or 'none'}")
     if not folder and not hub_name:
         raise ConfigError(name, path, "is neither a folder nor a hub name of the form organisation/model")
     if loader is not AutoTokenizer and (Path(path) / "adapter_config.json").exists():

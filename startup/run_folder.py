@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 
 from config import Config, ConfigError, UserError, with_defaults
+from runtime.files import try_place
 from settings.schema import differences, read_json
 from startup.inputs import from_hub, tell
 
@@ -62,12 +62,10 @@ def existing_run(name: str) -> Path:
 def _check_writable(run_dir: Path) -> None:
     if run_dir.exists() and not run_dir.is_dir():
         raise ConfigError("--run-dir", str(run_dir), "is a file; name a folder")
-    parent = next(folder for folder in (run_dir, *run_dir.absolute().parents) if folder.is_dir())
     try:
-        with tempfile.TemporaryFile(dir=parent):  # rights alone do not tell: a file system may be read-only
-            pass
+        try_place(run_dir)
     except OSError as error:
-        mend = f"cannot be written to: {parent}: {error.strerror}; name another folder"
+        mend = f"cannot be written to ({error.strerror}); name another folder"
         raise ConfigError("--run-dir", str(run_dir), mend) from error
     for part in (run_dir / "checkpoints", run_dir / "trajectories"):  # else found out when the first is to be saved
         if part.exists() and not (part.is_dir() and os.access(part, os.W_OK)):

@@ -23,7 +23,8 @@ from tools import tool_schema
 transformers_logging.disable_progress_bar()
 torch.set_num_threads(1)
 
-TINY = Path(__file__).parent.parent / "models/tiny_qwen3"
+ROOT = Path(__file__).parent.parent
+TINY = ROOT / "models/tiny_qwen3"
 VOCABULARY = 315
 SHAPE = {
     "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -57,6 +58,11 @@ def make_model(family: str = "qwen3", dtype: torch.dtype = torch.float32, implem
             if parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, std=0.15)
     return model.to(dtype).eval()
+
+
+@pytest.fixture
+def in_the_repository(monkeypatch):
+    monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture(params=sorted(FAMILIES))

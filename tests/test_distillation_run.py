@@ -17,26 +17,20 @@ import main as program
 from distillation.teacher import Teacher
 from report.trajectories import read_step
 from tests.runs import TINY
-from tests.test_main import ROOT, metrics, numbers, run, trajectories, weights
+from tests.test_main import ROOT, finished_run, metrics, numbers, run, trajectories, weights
 from tests.test_scripts import environment
 
 FIRST = ["train.steps=2", "train.save_every=1", "train.check=false"]
 TAUGHT = ["loss.distill_weight=1", f"teacher.path={TINY}", *FIRST]
 
 
-@pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch):
-    monkeypatch.chdir(ROOT)
+pytestmark = pytest.mark.usefixtures("in_the_repository")
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """Two steps of GRPO."""
-    folder = tmp_path_factory.mktemp("plain")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        assert run(folder, *FIRST) == 0
-    return folder
+    return finished_run(tmp_path_factory.mktemp("plain"), *FIRST)
 
 
 def teacher_folder(tmp_path: Path, **shape: int) -> Path:

@@ -37,7 +37,7 @@ from runtime.ranks import Ranks
 from startup import building
 from tests.builders import record, scored
 from tests.runs import metrics_row, write_run
-from tests.test_main import ROOT, metrics, numbers, run
+from tests.test_main import ROOT, finished_run, metrics, numbers, run
 from tests.test_policy import CPU
 
 FULL = Path("/dev/full")  # takes nothing: every write answers "No space left on device"
@@ -91,7 +91,7 @@ def test_a_place_that_takes_no_file_is_known_before_there_is_one(tmp_path):
     for place in (tmp_path / "file", tmp_path / "new/file"):
         require_writable(place)
     assert (tmp_path / "file").read_text() == "before"
-    assert not list((tmp_path / "new").iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is left, and no folder made"
 
 
 def test_a_line_is_appended_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -230,11 +230,7 @@ def fill_at_step_3(monkeypatch, run_dir: Path, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("straight")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        assert run(folder, "train.check=false") == 0
-    return folder
+    return finished_run(tmp_path_factory.mktemp("straight"), "train.check=false")
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "trajectories/step_3.parquet"])

@@ -23,9 +23,7 @@ from update import batch_loss
 CONFIG = "configs/tiny_gpt_oss_cpu.json"
 
 
-@pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch):
-    monkeypatch.chdir(ROOT)
+pytestmark = pytest.mark.usefixtures("in_the_repository")
 
 
 def run(folder: Path, *settings: str) -> int:

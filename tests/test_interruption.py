@@ -81,12 +81,28 @@ def test_a_signal_before_the_first_step_is_obeyed(tmp_path, monkeypatch, capfd, 
     monkeypatch.setattr(owner, name, signalled)
     assert run(tmp_path, "train.steps=2", "train.save_every=0") == 0
     if number is signal.SIGUSR1:  # saved after the step that comes next, and on it goes
+        assert "step 1 is being saved beside the next one" in capfd.readouterr().out
         assert [row["step"] for row in metrics(tmp_path)] == [1, 2]
         assert (tmp_path / "checkpoints/step_1/state.json").exists()
     else:
         assert not (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "checkpoints").exists()
         said = capfd.readouterr().out
         assert number.name in said and "ended before the first step" in said
+
+
+def test_where_a_run_was_ended_and_what_goes_on_is_said(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(ROOT)
+    inner = trainer.Trainer.train_step
+
+    def signalled(*words):
+        send(signal.SIGTERM)
+        return inner(*words)
+
+    monkeypatch.setattr(trainer.Trainer, "train_step", signalled)
+    assert run(tmp_path, "train.check=false") == 0
+    assert (
+        f"ended after step 1 of 4; --resume goes on from {tmp_path / 'checkpoints/step_1'}" in capfd.readouterr().out
+    )
 
 
 def test_who_was_asked_to_end_meanwhile_is_not_checked_first(tmp_path, monkeypatch, capfd):

@@ -124,6 +124,7 @@ ALLOWED: dict[str, set[str] | None] = {
         "config",
         "distillation.teacher",
         "modeling",
+        "runtime.files",
         "settings.schema",
         "startup.inputs",
     },

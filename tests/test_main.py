@@ -29,15 +29,21 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch):
-    monkeypatch.chdir(ROOT)
+pytestmark = pytest.mark.usefixtures("in_the_repository")
 
 
 def run(run_dir: Path, *settings: str, resume: bool = False) -> int:
     sets = [word for setting in (*SMALL, *settings) for word in ("--set", setting)]
     resuming = ["--resume"] if resume else []
     return program.main(["--config", "configs/tiny_cpu.json", "--run-dir", str(run_dir), *sets, *resuming])
+
+
+def finished_run(run_dir: Path, *settings: str) -> Path:
+    """For fixtures of a module, which stand outside `in_the_repository`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        assert run(run_dir, *settings) == 0
+    return run_dir
 
 
 def metrics(run_dir: Path) -> list[dict]:
@@ -72,11 +78,7 @@ def engine_state(folder: Path) -> dict:
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """Four steps without a break."""
-    folder = tmp_path_factory.mktemp("straight")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        assert run(folder) == 0
-    return folder
+    return finished_run(tmp_path_factory.mktemp("straight"))
 
 
 def test_a_run_leaves_config_metrics_trajectories_and_checkpoints(straight):
@@ -389,12 +391,6 @@ def test_without_the_environment_the_mend_is_said_in_one_line(capsys, tmp_path, 
     assert capsys.readouterr().err == (
         "error: torch is not installed; source .venv/bin/activate, which a script makes\n"
     )
-
-
-def test_a_mistyped_folder_of_a_model_is_not_looked_for_on_the_hub(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the hub is asked"))
-    message = error_of(capsys, tmp_path, "model.path=models/tiny_qwen")
-    assert "model.path='models/tiny_qwen': is no folder; models holds" in message and "tiny_qwen3" in message
 
 
 def test_prompts_that_the_ranks_cannot_share_equally_are_refused(capsys, tmp_path, monkeypatch):

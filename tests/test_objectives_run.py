@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import main as program
-from tests.test_main import ROOT, metrics, numbers, run, trajectories, weights
+from tests.test_main import finished_run, metrics, numbers, run, trajectories, weights
 from tests.test_ranks import launch
 from update import batch_loss
 
@@ -20,18 +20,12 @@ ALL_ON = (
 SETS = [word for setting in ALL_ON for word in ("--set", setting)]
 
 
-@pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch):
-    monkeypatch.chdir(ROOT)
+pytestmark = pytest.mark.usefixtures("in_the_repository")
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("straight")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        assert run(folder, *ALL_ON) == 0
-    return folder
+    return finished_run(tmp_path_factory.mktemp("straight"), *ALL_ON)
 
 
 def test_the_figures_say_what_was_done(straight):
