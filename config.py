@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from configs.schema import ConfigError, UserError, apply_override, parse_sections, read_json, require
 from settings.loss import LoraConfig, LossConfig
 from settings.model import ModelConfig
-from settings.schema import ConfigError, UserError, apply_override, parse_sections, read_json, require
 from settings.teacher import TeacherConfig, check_distillation
 from settings.watch import EvalConfig, LogConfig
 

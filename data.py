@@ -3,7 +3,7 @@
 `load_problems` checks a JSONL file line by line; `ProblemStream` gives the problems of any step as a pure function of
 (seed, step), so that the data cursor is the step counter itself; `collate` deals scored records to ranks and packs
 them into micro-batches. Masks and lengths come from the records, never from pad or end ids; the weights, and which
-records share an update, are `objectives/minibatch.py`'s.
+records share an update, are `update/minibatch.py`'s.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from config import Config, UserError, load_config, parse_config
-from runtime.files import OUT, say, sole_writer
-from runtime.interruption import Interruption
+from run.files import OUT, say, sole_writer
+from run.signals import Interruption
 from startup import arguments, building, inputs, run_folder
 
 USER_ERROR_STATUS = 2
@@ -61,11 +61,11 @@ def _train(
     if leads and resume and run_dir.is_dir():  # before a second model is put beside that of a run that goes on
         stack.enter_context(sole_writer(run_dir))
     resume_from = run_folder.check_run_dir(config, run_dir, resume)
-    from modeling.forecast import naming_the_setting
-    from report.console import open_console
-    from report.settings import begin_stretch
-    from report.trackers import check_trackers
-    from report.writers import open_writer
+    from run.console import open_console
+    from run.stretches import begin_stretch
+    from run.trackers import check_trackers
+    from run.writers import open_writer
+    from startup.forecast import naming_the_setting
 
     check_trackers(config.log)
     console = open_console(config.train.steps) if leads else None
@@ -150,8 +150,8 @@ def built(config: Config, progress: Callable[[int, int, int, int], None] | None 
 def _evaluate(words: Sequence[str]) -> int:
     from evaluation.scores import report_lines, write_results
     from evaluation.treatments import Treatment, choose_checkpoint, run_treatments, treated
-    from runtime.files import require_writable
-    from runtime.ranks import Ranks
+    from run.files import require_writable
+    from run.ranks import Ranks
 
     args = arguments.evaluate_parser().parse_args(words)
     chosen = choose_checkpoint(args.config, args.set, args.checkpoint, args.run_dir, args.out)
@@ -188,9 +188,9 @@ def _evaluate(words: Sequence[str]) -> int:
 
 
 def _audit(words: Sequence[str]) -> int:
-    from audit.recompute import audit, summary
+    from audit.audit import audit, summary
     from report.runs import read_metrics
-    from report.settings import stretches
+    from run.stretches import stretches
 
     args = arguments.audit_parser().parse_args(words)
     run_dir = run_folder.existing_run(args.run)
@@ -238,10 +238,10 @@ def _compare(words: Sequence[str]) -> int:
 
 
 def _replay(words: Sequence[str]) -> int:
-    from checkpoint import require_whole
+    from audit import replay
     from modeling.loading import build_model
-    from report import replay
-    from report.settings import settings_of
+    from run.checkpoint import require_whole
+    from run.stretches import settings_of
     from trainer import sampling_of
 
     args = arguments.replay_parser().parse_args(words)

@@ -30,15 +30,15 @@ from transformers import PreTrainedModel
 
 from config import Config
 from modeling import lora
+from modeling.activations import Recompute, free_bytes
 from modeling.divergence import TeacherStates
 from modeling.loading import build_model
 from modeling.logprob import TokenLogprobs
 from modeling.packed_model import PackedBatch, TokenLogprobModule
 from modeling.probe import check_attention
-from modeling.recompute import Recompute, free_bytes
-from objectives.reference import Reference
-from runtime import random_state, tensorfiles
-from runtime.zero_settings import BUCKET_ELEMENTS, deepspeed_settings
+from run import random_state, tensorfiles
+from run.zero_settings import BUCKET_ELEMENTS, deepspeed_settings
+from update.reference import Reference
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
 

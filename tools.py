@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import config
-from sandbox import limits, render, report
-from sandbox.link import Link, StartError
+from sandbox.layers import limits
+from sandbox.parent import render, report
+from sandbox.parent.link import Link, StartError
 
 RECYCLE_CALLS = 5000  # programs that one fork server serves before a fresh one takes over
 _INFRA = {"op": "answer", "status": "infra", "error_type": "Infra", "code": 0, "shown": False, "timeout_s": 0.0,

@@ -16,22 +16,22 @@ from typing import Any
 
 import torch
 
-import checkpoint
 from config import Config
 from data import Problem, ProblemStream, data_digest
 from evaluation import scores
-from objectives import entropies, groups
-from objectives.minibatch import plan_updates, why_no_update
-from report.writers import RunWriter
 from reward import Grade, grade_trajectory, score, shaping
 from rollout.records import RolloutRecord, Sample, SamplingConfig, Scored
-from runtime.badsteps import BadSteps
-from runtime.files import say
-from runtime.infra import InfraError, check_sandbox
-from runtime.interruption import Interruption, Request
-from runtime.ranks import Ranks
-from runtime.schedule import due, learning_rate
-from update import UpdateStats, update
+from run import checkpoint
+from run.badsteps import BadSteps
+from run.files import say
+from run.infra import InfraError, check_sandbox
+from run.ranks import Ranks
+from run.schedule import due, learning_rate
+from run.signals import Interruption, Request
+from run.writers import RunWriter
+from update import entropies, groups
+from update.minibatch import plan_updates, why_no_update
+from update.update import UpdateStats, update
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Trainer:
     ):  # fmt: skip
         """writer: on rank 0; None on the others. after_first_step: of this process, once it is written.
 
-        teacher: a `distillation.teacher.Teacher`, with loss.distill_weight above 0
+        teacher: a `update.teacher.Teacher`, with loss.distill_weight above 0
         """
         self.config, self.policy, self.chat, self.tokenizer = config, policy, chat, tokenizer
         self.data, self.eval_data, self.run_dir = data, eval_data, run_dir

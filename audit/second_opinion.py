@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from config import UserError
-from report.trajectories import read_step, stored_steps
+from run.trajectories import read_step, stored_steps
 
 ROOT = Path(__file__).parent.parent  # from where the other process finds this module
 SECONDS = 5.0  # for one answer; the first also pays the imports
@@ -39,7 +39,7 @@ class MathVerify:
     def __init__(self, command: list[str] | None = None, seconds: float = SECONDS):
         """command: what answers one line {"right": ...} for each line {"text", "answer"}; default: this file."""
         if command is None and find_spec("math_verify") is None:
-            raise MathVerifyError("math-verify is not installed; pip install -r requirements-math.txt")
+            raise MathVerifyError("math-verify is not installed; pip install -r requirements/math.txt")
         self._command = command or [sys.executable, "-m", __name__]
         self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None

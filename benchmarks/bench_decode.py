@@ -37,14 +37,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.mismatch import mismatch  # noqa: E402
+from decode.cache import PagedCache  # noqa: E402
+from decode.eager import LAST_DRAW  # noqa: E402
+from decode.graphs import GraphDecoder  # noqa: E402
+from decode.noise import row_key  # noqa: E402
+from decode.prefill import FlashDecoder  # noqa: E402
 from modeling.attention import IMPLEMENTATION  # noqa: E402
 from modeling.experts import IMPLEMENTATION as EXPERTS  # noqa: E402
 from modeling.routing import watch  # noqa: E402
-from rollout.cache import PagedCache  # noqa: E402
-from rollout.decoder import LAST_DRAW  # noqa: E402
-from rollout.graphs import GraphDecoder  # noqa: E402
-from rollout.noise import row_key  # noqa: E402
-from rollout.prefill import FlashDecoder  # noqa: E402
 from rollout.scheduler import Chunk  # noqa: E402
 
 COMMON = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 40960}

@@ -28,11 +28,11 @@ from benchmarks.bench_update import VOCABULARY, scripted_records
 from benchmarks.machine import describe, matrix_rate
 from benchmarks.scripted import load_workload
 from config import Config, parse_config
-from objectives.minibatch import plan_updates
+from configs.schema import apply_override
 from policy import Policy, init_distributed
-from settings.schema import apply_override
 from startup.building import build_teacher
-from update import update
+from update.minibatch import plan_updates
+from update.update import update
 
 
 def settings(options: argparse.Namespace) -> Config:

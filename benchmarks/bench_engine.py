@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.bench_rollout import rollout
 from benchmarks.machine import describe
 from benchmarks.scripted import ScriptedRun, load_workload, scripts_of
-from rollout.decoder import Done, Draws
+from decode.interface import Done, Draws
 from rollout.engine import RolloutEngine
 from rollout.records import Work
 

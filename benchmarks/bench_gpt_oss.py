@@ -35,10 +35,10 @@ from modeling.logprob import token_logprobs
 from modeling.packed_model import TokenLogprobModule
 from modeling.routing import Recorded
 from modeling.shapes import SHIPPED
-from objectives.minibatch import plan_updates
 from policy import Policy, init_distributed
 from rollout.records import RolloutRecord, Scored, StopReason, Turn
-from update import update
+from update.minibatch import plan_updates
+from update.update import update
 
 SHAPE = SHIPPED / "gpt-oss-20b"
 TOGETHER = 16384  # tokens of a micro-batch

@@ -28,8 +28,8 @@ sys.path.insert(0, str(ROOT))
 
 from config import load_config  # noqa: E402
 from report.page import write_report  # noqa: E402
-from report.trajectories import write_step  # noqa: E402
 from rollout.records import RolloutRecord, Scored, StopReason, ToolCall, Turn  # noqa: E402
+from run.trajectories import write_step  # noqa: E402
 
 PER_STEP, PER_PROMPT, TURNS = 128, 8, 4
 

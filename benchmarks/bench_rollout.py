@@ -34,14 +34,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.machine import describe, read_bandwidth
 from benchmarks.scripted import ScriptedRun, TimeUp, length_of, load_workload, scripts_of
 from benchmarks.step_times import StepTimes
+from decode.cache import PagedCache
 from modeling.attention import IMPLEMENTATION
 from modeling.shapes import SHIPPED
-from objectives.groups import SampledStep
-from rollout.cache import PagedCache
 from rollout.engine import RolloutEngine, RolloutRequest
 from rollout.records import SamplingConfig
-from runtime.ranks import Ranks
+from run.ranks import Ranks
 from startup.building import build_decoder
+from update.groups import SampledStep
 
 CONTEXT = 8192
 

@@ -30,13 +30,13 @@ from benchmarks.kernels import kernel_times, time_table
 from benchmarks.machine import describe, matrix_rate
 from benchmarks.scripted import load_workload
 from config import Config, parse_config
+from configs.schema import apply_override
 from data import collate
-from objectives.minibatch import token_weights
 from policy import Policy, init_distributed
 from rollout.records import RolloutRecord, Scored, StopReason, Turn
-from settings.schema import apply_override
 from startup.building import plan_memory
-from update import OneUpdate, update
+from update.minibatch import token_weights
+from update.update import OneUpdate, update
 
 VOCABULARY = 100_000  # ids are drawn below it
 

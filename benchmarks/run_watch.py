@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-import checkpoint
 import policy
 import trainer
 from benchmarks.memory_watch import HostWatch
 from benchmarks.scripted import ScriptedRun
-from report.trajectories import read_step
 from reward import Grade, Reason
 from rollout.records import RolloutRecord, StopReason, ToolCall, Turn
 from rollout.stats import RolloutStats
+from run import checkpoint
+from run.trajectories import read_step
 
 OF_THE_STEP = (  # alike on all ranks
     "step", "loss", "grad_norm", "mismatch_mean", "trajectories", "sampled_tokens", "tokens", "tool_calls",

@@ -22,11 +22,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.bench_rollout import rollout
 from benchmarks.scripted import ScriptedRun, load_workload, scripts_of
-from rollout.decoder import Done, Draws
+from decode.graphs import rows_beside
+from decode.interface import Chunk, Done, Draws
 from rollout.engine import RolloutEngine
-from rollout.graphs import rows_beside
 from rollout.records import Work
-from rollout.scheduler import Chunk
 from rollout.stats import RolloutStats
 
 BANDWIDTH = 4.27e12  # bytes per second, measured on an H200

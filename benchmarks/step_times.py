@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rollout.scheduler import Chunk
+from decode.interface import Chunk
 
 EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # a kind's most sequences, or rows where chunks are longer
 
@@ -30,7 +30,7 @@ def kind_of(lengths: list[int]) -> tuple[bool, int]:
 
 
 class StepTimes:
-    """Watches a `rollout.decoder.Decoder` from now on."""
+    """Watches a `decode.eager.Decoder` from now on."""
 
     def __init__(self, decoder: Any, mark: Callable[[], Any] = device_mark):
         """mark: gives an event of now, with `elapsed_time` and `synchronize`"""

@@ -6,7 +6,7 @@
 For each size of graph it times the step as the rules have it, then one kind of product after another with each of the
 candidates, and keeps what is faster. All sequences stand at one context, or with --workload where those of steps of
 that size stand in its simulated rollout, whose lengths differ as they do in training. --wide: sizes whose steps also
-carry longer chunks (`rollout.graphs`), with a workload. Times are device times of back-to-back replays, sampling
+carry longer chunks (`decode.graphs`), with a workload. Times are device times of back-to-back replays, sampling
 included, without the host. Random weights; the first use of each candidate compiles it.
 """
 
@@ -28,12 +28,12 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.bench_decode import build_model  # noqa: E402
 from benchmarks.simulate_rollout import Clock, TimedDecoder, simulate  # noqa: E402
-from modeling.decode_stack import STEP_FIELDS, DecodeStack  # noqa: E402
-from modeling.decode_tiles import AttentionTiles, Tiles, rows_tile  # noqa: E402
-from modeling.fused import decode_weights  # noqa: E402
-from rollout.cache import PagedCache  # noqa: E402
-from rollout.graphs import fill_step, ladder, rotary_table, rows_beside, wide_ladder  # noqa: E402
-from rollout.sampling_kernel import HeadSampler  # noqa: E402
+from decode.cache import PagedCache  # noqa: E402
+from decode.graphs import fill_step, ladder, rotary_table, rows_beside, wide_ladder  # noqa: E402
+from decode.sampling_kernel import HeadSampler  # noqa: E402
+from decode.stack import STEP_FIELDS, DecodeStack  # noqa: E402
+from decode.tiles import AttentionTiles, Tiles, rows_tile  # noqa: E402
+from decode.weights import decode_weights  # noqa: E402
 from rollout.scheduler import Chunk  # noqa: E402
 
 Step = list[tuple[int, int]]  # of each sequence: tokens before this step, tokens in it

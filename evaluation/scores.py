@@ -24,7 +24,7 @@ from config import Config
 from evaluation.estimators import bootstrap, majority, min_difference, pass_at_k, standard_error
 from reward import Grade, Reason, grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason
-from runtime.files import RESUME, write_whole
+from run.files import RESUME, write_whole
 
 # Evaluation draws from other noise than training, also for the same prompt index and step.
 SEED_OFFSET = 1 << 32

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import checkpoint
 from config import Config, ConfigError, load_config
 from evaluation.scores import Evaluation, Problem, eval_sampling, results
 from rollout.records import Sample
-from runtime.ranks import Ranks
+from run import checkpoint
+from run.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 A batch is always one packed line of N tokens, `input_ids [1, N]`: rows lie end to end, nothing is padded, and no row
 sees another. The model's own modules run unchanged; they hand queries, keys and values to `packed_attention`, which
 passes them to the `rows` object that the caller put into the forward's keyword arguments. `TrainingRows` (here)
-attends within each row; `rollout.cache.PagedRows` also writes and reads the paged cache; CUDA decode brings its own.
+attends within each row; `decode.cache.PagedRows` also writes and reads the paged cache; CUDA decode brings its own.
 Because one object decides, rollout and update cannot drift apart silently. Sliding windows and attention sinks are the
 module's to name (`Extras`) and every `rows` object's to honour; `modeling.probe` checks it before training.
 

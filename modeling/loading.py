@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from config import ConfigError, ModelConfig
 from modeling import attention, experts, lora
-from modeling.fused import can_fuse
+from modeling.families import can_fuse
 from modeling.quantized import forget_quantization, loading_options
 from modeling.routing import watch
 from modeling.shapes import shape_source

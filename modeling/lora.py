@@ -32,14 +32,14 @@ def check_available(lora: LoraConfig) -> None:
     """Raises ConfigError where `lora` asks for a package that is not there."""
     if lora.rank and importlib.util.find_spec("peft") is None:
         raise ConfigError(
-            "lora.rank", lora.rank, "needs the package peft; pip install -r requirements-lora.txt, or set 0"
+            "lora.rank", lora.rank, "needs the package peft; pip install -r requirements/lora.txt, or set 0"
         )
 
 
 def check_readable(folder: Path) -> None:
     """Raises ConfigError where adapters in peft's form cannot be read: no peft, no weights, or not LoRA's."""
     if importlib.util.find_spec("peft") is None:
-        raise _unreadable(folder, "are read by the package peft; pip install -r requirements-lora.txt")
+        raise _unreadable(folder, "are read by the package peft; pip install -r requirements/lora.txt")
     if not (folder / WEIGHTS).exists():
         raise _unreadable(folder, f"lack {WEIGHTS}; name a whole folder")
     _read_settings(folder)

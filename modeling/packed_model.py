@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from modeling.activations import Recompute
 from modeling.attention import NO_MASK, Rows, training_rows
 from modeling.divergence import TeacherStates, weighted_divergence
-from modeling.fused import can_fuse
+from modeling.families import can_fuse
 from modeling.logprob import TokenLogprobs, token_logprobs
-from modeling.recompute import Recompute
 from modeling.routing import Recorded
 
 

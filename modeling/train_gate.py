@@ -3,7 +3,7 @@
 `gated_down` keeps gate and up for its backward pass and computes the activation again beside their gradients, in the
 same kernel, where autograd's own product would keep it: about a sixth of a layer's activations.
 
-Rounding points of the forward are those of Hugging Face's modules and of `modeling.decode_products`: silu in fp32,
+Rounding points of the forward are those of Hugging Face's modules and of `decode.products`: silu in fp32,
 rounded to the model dtype, times up. Formulas, with s = sigmoid(g): d silu / dg = s (1 + g (1 - s)).
 """
 

@@ -2,7 +2,7 @@
 
 `norm` and `add_norm` return the residual stream beside the normed rows, so that both gradients of a residual meet in
 one kernel instead of in an addition of their own. Rounding points of the forward are those of Hugging Face's modules
-and of `modeling.decode_products`: the sum, the scaled row, and its product with the weight, each in the model dtype.
+and of `decode.products`: the sum, the scaled row, and its product with the weight, each in the model dtype.
 The backward is fp32 inside; the weight's gradient is summed in fp32 over rows, program by program.
 
 Formulas, with r = rsqrt(mean(x^2) + eps), n = x r and g = dy w: dx = r (g - n mean(g n)), dw = sum over rows of dy n.

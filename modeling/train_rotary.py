@@ -1,7 +1,7 @@
 """Per-head RMSNorm and rotation of queries and keys in the training forward, and the gradient, each one pass.
 
 A token's query and key heads [H + G, D] are one program's work. Rounding points of the forward are those of Hugging
-Face's modules and of `modeling.decode_attention`: the scaled head, its product with the weight, both products of the
+Face's modules and of `decode.attention`: the scaled head, its product with the weight, both products of the
 rotation and their sum, each in the model dtype. The halves of a rotation table are taken to be equal, as in every
 family that `modeling.train_layers` accepts.
 

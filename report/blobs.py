@@ -43,7 +43,7 @@ def used_tokens(tables: Iterable[pa.Table]) -> pa.Array:
 
 
 def pack_step(table: pa.Table, vocabulary: pa.Array) -> str:
-    """One step of `report.trajectories.SCHEMA`; vocabulary: `used_tokens` of all steps."""
+    """One step of `run.trajectories.SCHEMA`; vocabulary: `used_tokens` of all steps."""
     wide = pa.uint16() if len(vocabulary) <= 1 << 16 else pa.uint32()
     places = pc.index_in(_flat(table, "token_ids"), value_set=vocabulary).cast(wide)
     surprise = pc.min_element_wise(pc.round(pc.multiply(_flat(table, "logprobs"), -1000.0)), 65535.0).cast(pa.uint16())

@@ -21,8 +21,8 @@ from report import charts
 from report.blobs import pack_json
 from report.html import render
 from report.runs import NORMAL_95, Column, Run, RunError, read_run
-from report.settings import changes
-from runtime.files import OUT, write_whole
+from run.files import OUT, write_whole
+from run.stretches import changes
 
 # Name in the metrics row, its words, and which way is better (+1 up, -1 down, 0 neither).
 COMPARED = (

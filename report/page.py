@@ -10,10 +10,10 @@ from report import charts, words
 from report.blobs import pack_json, pack_step, used_tokens
 from report.html import render
 from report.runs import Run, read_run, totals
-from report.settings import changes
-from report.trajectories import count_rows, read_table, stored_steps
 from report.vocabulary import token_bytes
-from runtime.files import OUT, write_whole
+from run.files import OUT, write_whole
+from run.stretches import changes
+from run.trajectories import count_rows, read_table, stored_steps
 
 SECTIONS = (
     ("learning", "Learning"), ("evaluation", "Evaluation"), ("behaviour", "Behaviour"), ("ledger", "Rewards"),

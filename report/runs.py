@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from config import Config, UserError, load_config
-from report.settings import Stretch, stretches
-from runtime.files import json_lines
+from run.files import json_lines
+from run.stretches import Stretch, stretches
 
 Column = list[float | None]
 PHASES = ("rollout", "reward", "save", "teacher", "update", "write", "eval", "other")

@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollout.chat.toolcall import Call, CallError
 from rollout.episode import Episode
 from rollout.records import ToolCall
 from rollout.scheduler import Sequence
-from rollout.toolcall import Call, CallError
 
 
 @dataclass(slots=True)

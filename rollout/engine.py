@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from config import UserError
+from decode.interface import LAST_DRAW, Chunk, Decoder, Pending
+from decode.noise import row_key
 from rollout.calls import OpenTurn, call_seed, tool_call
-from rollout.chats import Chat
-from rollout.decoder import LAST_DRAW, Decoder, Pending
+from rollout.chat.formats import Chat
+from rollout.chat.toolcall import Call, CallError
 from rollout.episode import Episode, TurnEnd
-from rollout.noise import row_key
 from rollout.records import RolloutRecord, SamplingConfig, StopReason, Work
-from rollout.scheduler import Chunk, Scheduler
+from rollout.scheduler import Scheduler
 from rollout.scheduler import Sequence as Slot
 from rollout.stats import RolloutStats
-from rollout.toolcall import Call, CallError
 
 # Pages of a row, how many of its tokens were computed, and how many are asked for -> their experts.
 Routes = Callable[[Sequence[int], int, int], bytes]

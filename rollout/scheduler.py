@@ -13,19 +13,8 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass, field
 
+from decode.interface import Chunk
 from rollout.pages import PageAllocator
-
-
-@dataclass(slots=True)
-class Chunk:
-    """Tokens of one sequence to compute in this step."""
-
-    row: int  # decode row
-    token_ids: list[int]
-    start: int  # position of the first of them
-    pages: list[int]  # all pages of the sequence so far; they hold start + len(token_ids) tokens
-    key: tuple[int, int]  # rollout.noise.row_key
-    sample: bool  # draw the token after the last
 
 
 @dataclass(slots=True, eq=False)

@@ -17,7 +17,7 @@ class RolloutStats:
     tool_seconds: float = 0.0  # wall time of all calls, from submission to delivery
     tools_open_seconds: float = 0.0  # wall time with at least one call under way
     steps: int = 0
-    eager_steps: int = 0  # without captured graphs: all on CPU; on CUDA those of which rollout/fallback.py warns
+    eager_steps: int = 0  # without captured graphs: all on CPU; on CUDA those of which decode/fallback.py warns
     running_rows: int = 0  # summed over steps
     row_slots: int = 0  # steps x rollout.decode_rows: what running_rows could have been
     decode_tokens: int = 0  # draws

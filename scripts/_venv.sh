@@ -1,6 +1,6 @@
 # Sourced by the scripts: makes .venv where it is absent and puts it first on PATH. PYTHON picks the interpreter.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-install() { # requirement files, pinned by requirements.lock
+install() { # requirement files, pinned by requirements/lock.txt
     [ -z "${SKIP_INSTALL:-}" ] || return 0 # the caller's own environment has it all
     if ! [ -x .venv/bin/python ]; then
         local python=${PYTHON:-python3}
@@ -10,11 +10,11 @@ install() { # requirement files, pinned by requirements.lock
         }
         "$python" -m venv .venv
     fi
-    local stamp=.venv/.installed-$(cat "$@" requirements.lock | sha256sum | cut -c1-16)
+    local stamp=.venv/.installed-$(cat "$@" requirements/lock.txt | sha256sum | cut -c1-16)
     [ ! -e "$stamp" ] || return 0
     local requirements=()
     for file in "$@"; do requirements+=(-r "$file"); done
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check "${requirements[@]}" -c requirements.lock
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check "${requirements[@]}" -c requirements/lock.txt
     touch "$stamp"
 }
 export PATH="$PWD/.venv/bin:$PATH"

@@ -19,7 +19,7 @@ from random import Random
 import torch
 from transformers import GenerationConfig, GptOssConfig, GptOssForCausalLM, PreTrainedTokenizerFast
 
-from rollout.chat_harmony import HarmonyChat
+from rollout.chat.harmony import HarmonyChat
 from scripts.build_tiny_model import HOME as TINY_QWEN3
 from scripts.build_tiny_model import Line, train
 from scripts.tiny_harmony import HARMONY, SLOPPY_MIX, build_tokenizer

@@ -128,7 +128,7 @@ def reasoning_gym_rows(task: str, count: int, seed: int) -> Iterator[tuple[str, 
     try:
         import reasoning_gym
     except ImportError as error:
-        raise PrepareError("reasoning-gym is not installed; pip install -r requirements-math.txt") from error
+        raise PrepareError("reasoning-gym is not installed; pip install -r requirements/math.txt") from error
     try:
         dataset = reasoning_gym.create_dataset(task, size=count, seed=seed)
     except ValueError as error:

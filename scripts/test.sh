@@ -2,7 +2,7 @@
 # Lint, types and tests on CPU. Further arguments go to pytest, e.g. scripts/test.sh -k scheduler; -n 0 for one process
 set -euo pipefail
 source "$(dirname "$0")/_venv.sh"
-install requirements-dev.txt
+install requirements/dev.txt
 ruff check .
 ruff format --check .
 mypy

@@ -1,7 +1,7 @@
 """The tiny GPT-OSS's tokenizer and the tiny task in harmony markup: siblings of `tiny_tokenizer` and `tiny_task.QWEN`.
 
 Control tokens bear harmony's names, all special as in the real tokenizer. The system and developer messages that
-`rollout.harmony_prompt` writes with the default date and the Python tool's schema are one token each, so a prompt
+`rollout.chat.harmony_prompt` writes with the default date and the Python tool's schema are one token each, so a prompt
 takes 27; another date costs bytes.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from rollout.chat_harmony import DEFAULT_DATE
-from rollout.harmony_prompt import developer_text, system_text
+from rollout.chat.harmony import DEFAULT_DATE
+from rollout.chat.harmony_prompt import developer_text, system_text
 from scripts.tiny_task import Dialect
 from scripts.tiny_tokenizer import MAX_LENGTH, TOOL_SCHEMA, build_backend
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from settings.schema import require
+from configs.schema import require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

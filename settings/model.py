@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Literal
 
-from settings.schema import require
+from configs.schema import require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,8 @@ from typing import Literal
 
 import torch
 
-from modeling.forecast import GIGABYTE, Memory
 from rollout.records import RolloutRecord
+from startup.forecast import GIGABYTE, Memory
 from startup.parts import Parts
 
 LONGEST_IN_SECONDS, LONGEST_IN_MINUTES = 120, 7200  # seconds

@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from config import Config, ConfigError
-from runtime.files import say
+from run.files import say
 
 
 def start_tool(config: Config, rank: int) -> Any:
@@ -58,18 +58,18 @@ def build_policy(
 
 
 def build_teacher(config: Config, policy: Any, device: Any) -> Any:
-    """The `distillation.teacher.Teacher` that loss.distill_weight asks for, or None."""
+    """The `update.teacher.Teacher` that loss.distill_weight asks for, or None."""
     if config.loss.distill_weight == 0:
         return None
     import torch
 
-    from distillation import weights as places
-    from distillation.teacher import TEACHER_MEAN, Teacher
     from modeling import lora
     from modeling.divergence import Measure
-    from modeling.fused import can_fuse
+    from modeling.families import can_fuse
     from modeling.packed_model import PredictingStates
     from policy import build_model
+    from update import teacher_weights as places
+    from update.teacher import TEACHER_MEAN, Teacher
 
     told, host, implementation = config.teacher, torch.device("cpu"), config.model.attn_implementation
     temperature = config.rollout.temperature if told.temperature is None else told.temperature
@@ -111,7 +111,7 @@ def plan_memory(config: Config, shape: Any, policy: Any, kv_cache: int, teacher:
 
     kv_cache: bytes of the cache, which stands already, as do the captured graphs
     """
-    from modeling.forecast import forecast, micro_batch_tokens, teacher_memory
+    from startup.forecast import forecast, micro_batch_tokens, teacher_memory
 
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in policy.model.parameters()]
     held, trained = sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
@@ -131,7 +131,7 @@ def plan_memory(config: Config, shape: Any, policy: Any, kv_cache: int, teacher:
 
 
 def build_cache(config: Config, shape: Any, model: Any, device: Any) -> Any:
-    from rollout.cache import PagedCache, num_pages
+    from decode.cache import PagedCache, num_pages
 
     pages = num_pages(config.rollout, shape, model.dtype, device)
     releasable = config.rollout.release_kv and device.type == "cuda"
@@ -181,10 +181,10 @@ def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any,
 def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: bool = True) -> Any:
     """Captured graphs on CUDA, unless `graphs` or rollout.cuda_graphs is off; eager decoding elsewhere.
 
-    Where the device refuses to capture, eager decoding too, with a warning (rollout/fallback.py).
+    Where the device refuses to capture, eager decoding too, with a warning (decode/fallback.py).
     """
+    from decode.eager import EagerDecoder
     from evaluation.treatments import is_truncated
-    from rollout.decoder import EagerDecoder
 
     eager = EagerDecoder(model, cache, config.model.attn_implementation)
     if device.type != "cuda" or not (graphs and config.rollout.cuda_graphs):
@@ -194,10 +194,10 @@ def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: b
             "rollout.cuda_graphs", True, "captured graphs draw from the whole softmax; set it to false, or leave out "
             "eval.top_p and eval.top_k here and score checkpoints with main.py evaluate",
         )  # fmt: skip
-    from modeling.fused import UnsupportedModel
-    from rollout.fallback import GraphsOrEager, capturing
-    from rollout.graphs import GraphDecoder, rows_beside
-    from rollout.prefill import FlashDecoder
+    from decode.fallback import GraphsOrEager, capturing
+    from decode.graphs import GraphDecoder, rows_beside
+    from decode.prefill import FlashDecoder
+    from decode.weights import UnsupportedModel
 
     half = config.model.dtype == "bfloat16" and config.model.attn_implementation == "auto"
 
@@ -231,8 +231,8 @@ def sample_with(engine: Any) -> Any:
 
 def build_again(config: Config, shape: Any, model: Any, chat: Any, tool: Any, sampling: Any) -> Any:
     """What replays trajectories of a run over one model."""
+    from audit.again import Again
     from modeling.attention import SOFTMAX
-    from rollout.again import Again
 
     cache = build_cache(config, shape, model, model.device)
     engine = build_engine(config, build_decoder(config, model, cache, model.device), cache, chat, tool)

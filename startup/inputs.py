@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from config import Config, ConfigError, ModelConfig
-from runtime.files import say
+from run.files import say
 
 
 def check_batch(config: Config, world_size: int) -> None:
@@ -38,7 +38,7 @@ def load_chat(config: Config, tokenizer: Any) -> Any:
     from transformers import AutoConfig
 
     from modeling.shapes import shape_source
-    from rollout.chats import make_chat
+    from rollout.chat.formats import make_chat
     from tools import tool_schema
 
     family = from_hub("model.path", shape_source(config.model), AutoConfig).model_type
@@ -83,7 +83,7 @@ def add_teacher_prompts(config: Config, chat: Any, data: Any, shape: Any) -> Any
 
     shape: the teacher's Hugging Face config
     """
-    from distillation.teacher import privileged
+    from update.teacher import privileged
 
     template = config.teacher.privilege
     if config.loss.distill_weight == 0 or not template:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from config import Config
-from modeling.forecast import Memory
 from rollout.records import Sample
+from startup.forecast import Memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 
 from config import Config, ConfigError, UserError, with_defaults
-from runtime.files import try_place
-from settings.schema import differences, read_json
+from configs.schema import differences, read_json
+from run.files import try_place
 from startup.inputs import from_hub, tell
 
 FIXED_BY_THE_CURSOR = (
@@ -30,7 +30,7 @@ FIXED_BY_THE_OPTIMIZER = (
 
 def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     """The checkpoint to resume from; None where the run begins. Raises ConfigError or CheckpointError."""
-    from checkpoint import CheckpointError, find_latest, newest
+    from run.checkpoint import CheckpointError, find_latest, newest
 
     _check_writable(run_dir)
     begun = any(True for trace in TRACES for _ in run_dir.glob(trace))
@@ -74,7 +74,7 @@ def _check_writable(run_dir: Path) -> None:
 
 def _check_changes(config: Config, run_dir: Path, latest: Path) -> None:
     """Says what differs from the run's settings, and refuses what its checkpoints or its data cursor fix."""
-    from distillation.teacher import TEACHER_MEAN
+    from update.teacher import TEACHER_MEAN
 
     changed = differences(with_defaults(read_json(run_dir / "config.json")), json.loads(config.to_json()))
     adapters_alone = (latest / "adapter_config.json").exists()  # which no run can start from

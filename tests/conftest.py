@@ -17,13 +17,13 @@ from transformers.utils import logging as transformers_logging
 from config import ToolConfig
 from modeling.attention import IMPLEMENTATION
 from modeling.experts import IMPLEMENTATION as EXPERTS
-from rollout.chat import Qwen3Chat
+from rollout.chat.qwen3 import Qwen3Chat
 from tools import tool_schema
 
 transformers_logging.disable_progress_bar()
 torch.set_num_threads(1)
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 TINY = ROOT / "models/tiny_qwen3"
 VOCABULARY = 315
 SHAPE = {

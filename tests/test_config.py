@@ -12,7 +12,7 @@ import pytest
 
 from config import Config, ConfigError, load_config, parse_config
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 SMALLEST = {"model": {"path": "m"}, "data": {"path": "d"}}
 TAUGHT = SMALLEST | {"loss": {"distill_weight": 1.0}}
 SHIPPED = sorted((ROOT / "configs").glob("*.json"))

@@ -19,8 +19,8 @@ from data import (
     load_problems,
     render_prompts,
 )
-from objectives.minibatch import token_weights
-from tests.builders import record, scored
+from tests.support.builders import record, scored
+from update.minibatch import token_weights
 
 CONFIG = DataConfig(path="unused")
 GOOD = {"prompt": "What is 1+1?", "answer": "2"}

@@ -9,142 +9,61 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 PACKAGES = (
-    "audit", "distillation", "evaluation", "modeling", "objectives", "report", "rollout", "runtime", "sandbox",
-    "settings", "startup",
+    "audit", "configs", "decode", "evaluation", "modeling", "report", "rollout", "run", "sandbox", "settings",
+    "startup", "update",
 )  # fmt: skip
 ANY_OF_OURS = None
 
 # What each may import of ours, itself excepted. A package allows its own modules; one of them that has a rule of its
 # own keeps to that.
 ALLOWED: dict[str, set[str] | None] = {
-    "settings": set(),
-    "settings.schema": set(),
-    "settings.loss": {"settings.schema"},
-    "settings.model": {"settings.schema"},
-    "settings.teacher": {"settings.schema"},
-    "settings.watch": {"settings.schema"},
-    "config": {"settings"},
+    "configs": set(),
+    "settings": {"configs"},
+    "config": {"configs", "settings"},
     "sandbox": set(),
     "tools": {"config", "sandbox"},
     "modeling": {"config"},
-    "modeling.lora": {"config"},
-    "rollout": {"config", "modeling"},
+    "decode": {"config", "modeling"},
+    "decode.interface": set(),
+    "rollout": {"config", "decode"},
     "rollout.records": set(),
     "rollout.pages": set(),
+    "rollout.scheduler": {"decode.interface", "rollout.pages"},
     "boxes": set(),
     "reward": {"boxes", "config", "rollout.records"},
     "data": {"config", "reward", "rollout.records"},
-    "objectives": set(),
-    "objectives.losses": {"config"},
-    "objectives.corrections": {"config", "objectives.losses"},
-    "objectives.measures": set(),
-    "objectives.groups": {"config", "reward", "rollout.records"},
-    "objectives.minibatch": {"config", "data", "objectives.groups", "rollout.records"},
-    "objectives.entropies": {"objectives.minibatch"},
-    "objectives.reference": set(),
-    "distillation": set(),
-    "distillation.teacher": {"modeling"},
-    "distillation.weights": set(),
-    "update": {
-        "config",
-        "data",
-        "modeling",
-        "objectives.corrections",
-        "objectives.losses",
-        "objectives.measures",
-    },
-    "runtime": set(),
-    "runtime.badsteps": {"config", "runtime.files", "update"},
-    "runtime.files": {"settings.schema"},
-    "runtime.infra": {"config", "rollout.records"},
-    "runtime.interruption": set(),
-    "runtime.random_state": set(),
-    "runtime.ranks": {"rollout.records", "runtime.files"},
-    "runtime.schedule": {"config"},
-    "runtime.tensorfiles": {"runtime.checksums"},
-    "runtime.zero_settings": {"config"},
-    "policy": {
-        "config",
-        "modeling",
-        "objectives.reference",
-        "rollout.records",
-        "runtime.random_state",
-        "runtime.tensorfiles",
-        "runtime.zero_settings",
-    },
-    "checkpoint": {"config", "runtime.checksums"},
-    "report": {"config", "rollout.records", "runtime.files", "settings.schema", "settings.watch"},
-    "evaluation": set(),
-    "evaluation.estimators": set(),
-    "evaluation.scores": {"boxes", "config", "evaluation.estimators", "reward", "rollout.records", "runtime.files"},
-    "evaluation.treatments": {"checkpoint", "config", "evaluation.scores", "rollout.records", "runtime.ranks"},
-    "audit": set(),
-    "audit.recompute": {"audit.losses", "report.settings", "report.trajectories", "runtime.files"},
+    "update": {"config", "data", "modeling", "reward", "rollout.records"},
+    "run": {"config", "configs", "rollout.records", "update"},
+    "run.files": {"configs"},
+    "policy": {"config", "modeling", "rollout.records", "run", "update"},
+    "report": {"config", "configs", "run"},
+    "evaluation": {"config", "reward", "boxes", "rollout.records", "run"},
+    "audit": {"config", "configs", "decode", "modeling", "rollout", "run"},
     "audit.losses": set(),
-    "audit.second_opinion": {"config", "report.trajectories"},
-    "trainer": {
-        "checkpoint",
-        "config",
-        "data",
-        "evaluation.scores",
-        "objectives.entropies",
-        "objectives.groups",
-        "objectives.minibatch",
-        "report",
-        "reward",
-        "rollout.records",
-        "runtime.badsteps",
-        "runtime.files",
-        "runtime.infra",
-        "runtime.interruption",
-        "runtime.ranks",
-        "runtime.schedule",
-        "update",
-    },
-    "startup": set(),
+    "trainer": {"config", "data", "evaluation", "reward", "rollout.records", "run", "update"},
+    "startup": {"config", "configs", "data", "decode", "modeling", "reward", "rollout", "run", "tools", "trainer",
+                "update"},
     "startup.arguments": set(),
-    "startup.parts": {"config", "modeling", "rollout.records"},
-    "startup.budget": {"modeling", "rollout.records", "startup.parts"},
-    "startup.check": {"config", "data", "modeling", "reward", "rollout.records", "startup.budget", "startup.parts"},
-    "startup.inputs": {
-        "config",
-        "data",
-        "distillation.teacher",
-        "modeling",
-        "rollout",
-        "runtime.files",
-        "settings.schema",
-        "tools",
-        "trainer",
-    },
-    "startup.run_folder": {
-        "checkpoint",
-        "config",
-        "distillation.teacher",
-        "modeling",
-        "runtime.files",
-        "settings.schema",
-        "startup.inputs",
-    },
     "startup.building": ANY_OF_OURS,
     "main": ANY_OF_OURS,
-}
+}  # fmt: skip
 # Where heavy libraries may come in.
-MAY_IMPORT = {"deepspeed": {"policy", "main", "distillation.weights"}}
+MAY_IMPORT = {"deepspeed": {"policy", "main", "update.teacher_weights"}}
 NO_TORCH = (
-    "boxes", "checkpoint", "config", "objectives.groups", "report", "reward", "rollout.episode", "rollout.harmony",
-    "rollout.harmony_prompt", "rollout.pages", "rollout.records", "rollout.scheduler", "rollout.toolcall",
-    "runtime.files", "runtime.schedule", "sandbox", "settings", "startup.arguments", "tools",
+    "boxes", "config", "configs", "decode.interface", "report", "reward", "rollout.chat.harmony_prompt",
+    "rollout.chat.harmony_turns", "rollout.chat.toolcall", "rollout.episode", "rollout.pages", "rollout.records",
+    "rollout.scheduler", "run.checkpoint", "run.console", "run.files", "run.schedule", "run.stretches",
+    "run.trajectories", "run.writers", "sandbox", "settings", "startup.arguments", "tools", "update.groups",
 )  # fmt: skip
 
 
 def sources() -> dict[str, Path]:
     top = {p.stem: p for p in ROOT.glob("*.py")}
-    inside = {
-        f"{p.parent.name}.{p.stem}".removesuffix(".__init__"): p for d in PACKAGES for p in (ROOT / d).glob("*.py")
-    }
+    inside = {}
+    for path in (p for package in PACKAGES for p in (ROOT / package).rglob("*.py")):
+        inside[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
     return top | inside
 
 
@@ -200,13 +119,13 @@ def test_heavy_libraries_stay_where_they_belong(module):
         assert not roots & {"torch", "transformers", "numpy"}
 
 
-BARE = {"config", "runtime.files", "boxes", "reward", "settings", "sandbox"}
+BARE = {"config", "configs", "run.files", "boxes", "reward", "settings", "sandbox"}
 
 
 @pytest.mark.parametrize("module", sorted(m for m in SOURCES if {m, m.split(".")[0]} & BARE))
 def test_these_need_only_the_standard_library(module):
     roots = {name.split(".")[0] for name in imports(SOURCES[module])}
-    assert roots <= sys.stdlib_module_names | BARE | {"rollout"}
+    assert roots <= sys.stdlib_module_names | BARE | {"rollout", "run"}
 
 
 def test_no_module_shadows_the_standard_library():

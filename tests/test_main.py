@@ -12,73 +12,32 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
-import checkpoint
 import main as program
 from config import load_config
-from report.trajectories import read_step
-from runtime.checksums import checksum
+from run import checkpoint
+from run.checksums import checksum
 from startup import arguments, inputs
-from tests.runs import write_run
-
-ROOT = Path(__file__).parent.parent
-SMALL = [
-    "rollout.trajectories_per_step=16", "rollout.samples_per_prompt=4", "rollout.decode_rows=16",
-    "rollout.deterministic=true", "rollout.max_turns=3", "train.steps=4", "train.save_every=2",
-]  # fmt: skip
-
+from tests.support.launch import (
+    ROOT,
+    SMALL,
+    cut_back,
+    error_of,
+    metrics,
+    numbers,
+    run,
+    trajectories,
+    weights,
+)
+from tests.support.runs import write_run
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
-
-
-def run(run_dir: Path, *settings: str, resume: bool = False) -> int:
-    sets = [word for setting in (*SMALL, *settings) for word in ("--set", setting)]
-    resuming = ["--resume"] if resume else []
-    return program.main(["--config", "configs/tiny_cpu.json", "--run-dir", str(run_dir), *sets, *resuming])
-
-
-def finished_run(run_dir: Path, *settings: str) -> Path:
-    """For fixtures of a module, which stand outside `in_the_repository`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        assert run(run_dir, *settings) == 0
-    return run_dir
-
-
-def metrics(run_dir: Path) -> list[dict]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def numbers(run_dir: Path) -> list[dict]:
-    """Metrics without what time decides: seconds, rates, and which rank computed what in which step."""
-    timed = ("seconds", "per_second", "mismatch", "rollout_")
-    return [{k: v for k, v in row.items() if not any(t in k for t in timed)} for row in metrics(run_dir)]
-
-
-def trajectories(run_dir: Path, step: int) -> list[dict]:
-    """Rows of a step, tool times and behaviour log-probs aside."""
-    rows = read_step(run_dir, step)
-    for row in rows:
-        del row["logprobs"]
-        for call in (call for turn in row["turns"] for call in turn["calls"]):
-            del call["wall_s"]
-    return rows
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
 
 
 def engine_state(folder: Path) -> dict:
     [path] = (folder / "engine").glob("*optim_states.pt")
     return torch.load(path, weights_only=False)["optimizer_state_dict"]
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """Four steps without a break."""
-    return finished_run(tmp_path_factory.mktemp("straight"))
 
 
 def test_a_run_leaves_config_metrics_trajectories_and_checkpoints(straight):
@@ -182,13 +141,6 @@ def test_a_resumed_run_continues_bit_for_bit_and_runs_only_the_remaining_steps(s
     for mine, other in zip(ours["base_optimizer_state"]["state"].values(),
                            theirs["base_optimizer_state"]["state"].values(), strict=True):  # fmt: skip
         assert all(torch.equal(torch.as_tensor(mine[k]), torch.as_tensor(other[k])) for k in mine)
-
-
-def cut_back(straight: Path, run_dir: Path) -> Path:
-    """A copy of the run whose newest checkpoint is that of step 2."""
-    shutil.copytree(straight, run_dir)
-    shutil.rmtree(run_dir / "checkpoints/step_4")
-    return run_dir / "checkpoints/step_2"
 
 
 def alter(folder: Path, pattern: str, key: str) -> None:
@@ -314,15 +266,6 @@ def test_an_unknown_subcommand_is_refused_with_the_known_ones(capsys):
 def test_one_set_takes_several_settings_and_may_be_repeated():
     words = ["--config", "c", "--set", "train.steps=3", "train.seed=1", "--set", "loss.policy=grpo"]
     assert arguments.train_parser().parse_args(words).set == ["train.steps=3", "train.seed=1", "loss.policy=grpo"]
-
-
-def error_of(capsys, tmp_path: Path, *settings: str, resume: bool = False) -> str:
-    folder = tmp_path / "run"
-    assert run(folder, *settings, resume=resume) == 2
-    assert not folder.exists()
-    message = capsys.readouterr().err
-    assert message.startswith("error: ") and message.count("\n") == 1
-    return message
 
 
 @pytest.mark.parametrize(

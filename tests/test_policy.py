@@ -3,59 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from types import SimpleNamespace
 
 import deepspeed
 import pytest
 import torch
 from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
-from deepspeed.utils import safe_get_full_grad
 from transformers import AutoModelForCausalLM
 
 import modeling.logprob
-from config import Config, parse_config
-from data import collate
-from objectives.minibatch import token_weights
-from policy import Policy, _count_again, build_optimizer, init_distributed, register_rollout_engine
+from policy import Policy, _count_again, build_optimizer, register_rollout_engine
 from rollout.engine import RolloutEngine
-from runtime.checksums import checksum
-from tests.builders import mapped_files, record, scored
+from run.checksums import checksum
 from tests.conftest import make_model
-from update import batch_loss, update
+from tests.support.builders import mapped_files, record, scored
+from tests.support.policies import (
+    ROOT,
+    assert_equal_gradients,
+    config,
+    gradients,
+    make_policy,
+    micro_batches,
+    step,
+)
+from update.update import batch_loss, update
 
-ROOT = Path(__file__).parent.parent
-CPU = torch.device("cpu")
 # DeepSpeed's CPU optimizer compiles for a minute where it has not yet, and needs a compiler for it.
 OFFLOAD = [False, pytest.param(True, marks=pytest.mark.slow)]
-
-
-def config(**sections) -> Config:
-    base = {
-        "model": {"path": str(ROOT / "models/tiny_qwen3"), "dtype": "float32", "gradient_checkpointing": False},
-        "data": {"path": "unused"},
-        "rollout": {"context_length": 64, "max_new_tokens": 32},
-        "train": {"max_grad_norm": 1e9, "learning_rate": 1e-3},
-    }
-    return parse_config({name: base.get(name, {}) | sections.get(name, {}) for name in base | sections})
-
-
-def make_policy(**sections) -> Policy:
-    init_distributed(CPU)
-    return Policy(config(**sections), CPU)
-
-
-def step():
-    """Eight records of unequal lengths with tool spans, one of advantage 0."""
-    spans = ["PPAAOOA", "PPPPPAAAAAAAAAAAA", "PA", "PPPAAAOOOAAAOOAA", "PPPA", "PAAAAAAA", "PPPPPPPPPPA", "PPAAAA"]
-    advantages = [1.0, -1.0, 0.5, -0.5, 0.25, 0.75, 0.0, -1.0]
-    records = [record(s, prompt=i // 2, sample=i % 2, first_id=10 + 3 * i) for i, s in enumerate(spans)]
-    return scored(records, advantages)
-
-
-def micro_batches(items, max_tokens: int = 10_000):
-    """One rank's, for the token mean."""
-    return collate(items, token_weights(items, "dapo", 1), max_tokens, 1, leave_out_equal=True)[0]
 
 
 def backward(policy: Policy, batches) -> float:
@@ -68,16 +42,6 @@ def backward(policy: Policy, batches) -> float:
         policy.backward(loss, last=index == len(batches) - 1)
         total += loss.item()
     return total
-
-
-def gradients(policy: Policy) -> dict[str, torch.Tensor]:
-    return {name: safe_get_full_grad(p).clone() for name, p in policy.model.named_parameters()}
-
-
-def assert_equal_gradients(got, expected, bound=1e-6):
-    assert got.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert (got[name] - gradient).norm() <= bound * gradient.norm(), name
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import torch
 import main as program
 import trainer
 from audit import losses
-from report.trajectories import read_step
 from reward import Grade, Reason
-from tests.test_main import ROOT, metrics
+from run.trajectories import read_step
+from tests.support.launch import ROOT, metrics
 
 pytestmark = [
     pytest.mark.gpu,

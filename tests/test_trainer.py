@@ -9,27 +9,14 @@ import pytest
 from config import TrainConfig, parse_config
 from data import Problem
 from policy import init_distributed
-from report.console import PlainConsole
-from report.writers import RunWriter
 from rollout.engine import RolloutStats
 from rollout.records import StopReason
-from tests.builders import record
-from tests.test_policy import CPU
+from run.console import PlainConsole
+from run.writers import RunWriter
+from tests.support.builders import record
+from tests.support.fakes import FakeChat, FakePolicy
+from tests.support.policies import CPU
 from trainer import InfraError, Trainer, TrainingData, learning_rate
-
-
-class FakeChat:
-    """The last id of a turn is its boxed answer."""
-
-    def answer(self, ids):
-        return f"\\boxed{{{ids[-1]}}}"
-
-
-class FakePolicy:
-    device = CPU
-
-    def eval(self):
-        pass
 
 
 def trainer(tmp_path, records, prompts=2):

@@ -1,0 +1,201 @@
+"""`main.py audit RUN`: recomputes what a run recorded from its stored trajectories alone, and re-runs its tool calls.
+
+Deliberately separate code: it imports neither reward.py nor data.py nor objectives/, and restates their rules in the
+plainest way, so that a fault in one place shows as a disagreement; only the file readers are shared. Per step: every
+reward from the tokens, every advantage from the rewards, every loss that needs no model (audit/losses.py) from
+advantages and token counts, whether a step was rightly skipped. Per call: status and text from a fresh run with its
+seed. What cannot be recomputed is said.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from audit import losses
+from run.files import json_lines
+from run.stretches import Stretch, stretches
+from run.trajectories import TrajectoryError, read_step, spans, stored_steps
+
+Row = dict[str, Any]
+
+
+def audit(
+    run_dir: Path, decode: Callable[[list[int]], str], tool: Any | None, stretch: Stretch | None = None
+) -> tuple[dict[str, int], list[str], list[str]]:
+    """Counts of what was compared, one line for each disagreement, one line for each thing not recomputed and why.
+
+    decode: token ids of a final turn to its text as a chat's `answer` gives it, thinking and calls marked
+    tool: `tools.PythonTool`, or None to leave tool calls out
+    stretch: the steps to look at; None: all
+    Each step is recomputed with the settings that it was trained with, or counted where its trajectories are not kept.
+    Raises DamageError, and TrajectoryError where no step's are.
+    """
+    counts: dict[str, int] = defaultdict(int)
+    problems: list[str] = []
+    missing: dict[str, int] = defaultdict(int)  # why -> losses
+    kept, gone = set(stored_steps(run_dir)), []
+    if not kept:
+        raise TrajectoryError(f"{run_dir}: the trajectories of all steps are gone; nothing can be recomputed")
+    history = [stretch] if stretch else stretches(run_dir)
+    for _, metrics in json_lines(run_dir / "metrics.jsonl"):
+        config = next((one.config for one in history if metrics["step"] in one.steps), None)
+        if config is None:
+            continue
+        if metrics["step"] not in kept:  # dropped by log.keep_trajectories, or removed because it was damaged
+            gone.append(metrics["step"])
+            continue
+        stored = read_step(run_dir, metrics["step"])
+        rows = [row for row in stored if row["stop"] != "tool_infra"]  # the sandbox spoilt these: no reward, no loss
+        counts["steps"] += 1
+        counts["rewards"] += len(rows)
+        problems += [f"step {metrics['step']}: {p}" for p in _step_problems(config, metrics, rows, decode)]
+        for problem, why in _loss_results(config, metrics, rows):
+            counts["losses"] += why is None
+            if why:
+                missing[why] += 1
+            if problem:
+                problems.append(f"step {metrics['step']}: {problem}")
+        if tool is not None:
+            calls = [call for row in rows for turn in row["turns"] for call in turn["calls"]]
+            calls = [call for call in calls if call["status"] != "bad_call"]
+            counts["calls"] += len(calls)
+            problems += [f"step {metrics['step']}: {p}" for p in _call_problems(calls, tool)]
+    unseen = [f"{count} losses not recomputed: {why}" for why, count in missing.items()]
+    if gone:
+        counts["steps without trajectories"] = len(gone)
+        unseen.append(f"nothing recomputed of steps {spans(gone)}: their trajectories are not kept")
+    return dict(counts), problems, unseen
+
+
+def summary(counts: dict[str, int], problems: list[str]) -> str:
+    """counts, problems: of `audit`, or added up over several of its."""
+    rest = dict(counts)
+    steps, gone = rest.pop("steps", 0), rest.pop("steps without trajectories", 0)
+    seen = [f"{steps} of {steps + gone} steps" if gone else f"{steps} steps"]
+    seen += [f"{count} {name}" for name, count in rest.items()]
+    return f"{', '.join(seen)} recomputed; {len(problems)} differ"
+
+
+def _step_problems(config: Row, metrics: Row, rows: list[Row], decode: Callable[[list[int]], str]) -> Iterator[str]:
+    groups: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["prompt_index"]].append(row)
+        expected = _reward(row, _is_right(row, decode), config["reward"]["tool_bonus"])
+        if row["reward"] != expected:
+            yield f"{_name(row)} has reward {row['reward']}, recomputed {expected}"
+    for members in groups.values():
+        for row, expected in zip(members, _advantages(members, config), strict=True):
+            if not math.isclose(row["advantage"], expected, rel_tol=1e-9, abs_tol=1e-12):
+                yield f"{_name(row)} has advantage {row['advantage']}, recomputed {expected}"
+    mean = sum(row["reward"] for row in rows) / len(rows)
+    if not math.isclose(metrics["reward"], mean, abs_tol=1e-9):
+        yield f"reward is {metrics['reward']}, recomputed {mean}"
+
+
+def _reward(row: Row, right: bool, tool_bonus: float) -> float:
+    """+1 or -1, and for a wrong one what a call that ran brings."""
+    ran = [call for turn in row["turns"] for call in turn["calls"] if call["status"] == "ok"]
+    return 1.0 if right else -1.0 + (tool_bonus if ran else 0.0)
+
+
+def _loss_results(config: Row, metrics: Row, rows: list[Row]) -> Iterator[tuple[str | None, str | None]]:
+    """(disagreement or None, reason why it was not recomputed or None) for each update of a step."""
+    updates = losses.dealt(rows, config)
+    if metrics["skipped"]:
+        if updates:
+            yield "was skipped, but has groups with a spread", None
+        return
+    recorded = losses.recorded(metrics)
+    if len(recorded) != len(updates):
+        yield f"made {len(recorded)} updates, recomputed {len(updates)}", None
+        return
+    for index, (loss, members) in enumerate(zip(recorded, updates, strict=True)):
+        why = losses.unstored(config)
+        if loss is None:
+            why = "it was not finite; see bad_steps/"
+        elif not losses.has_unit_ratios(index, config):
+            why = "later updates of a rollout need the log-probabilities of moved weights, which are not stored"
+        if why or loss is None:
+            yield None, why
+            continue
+        expected, size = losses.loss_of(members, config)
+        slack = size * metrics["mismatch_max"] if config["loss"]["policy"] == "cispo" else 0.0
+        differs = not math.isclose(loss, expected, rel_tol=1e-4, abs_tol=1e-6 + slack)
+        yield (f"loss is {loss}, recomputed {expected}" if differs else None), None
+
+
+def _advantages(members: list[Row], config: Row) -> list[float]:
+    if len(members) == 1:
+        return [0.0]  # nothing to compare with
+    rewards = [losses.shaped_reward(row, config) for row in members]
+    mean = sum(rewards) / len(rewards)
+    deviation = math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards))
+    divisor = deviation if config["reward"]["scale"] == "std" and deviation > 0 else 1.0
+    return [(r - mean) / divisor for r in rewards]
+
+
+def _is_right(row: Row, decode: Callable[[list[int]], str]) -> bool:
+    """The box rule, restated: the last box of the final message holds the reference, and nothing was cut or called."""
+    if row["stop"] != "answered":
+        return False
+    turn = row["turns"][-1]
+    text = decode(row["token_ids"][turn["start"] : turn["end"]]).split("</think>")[-1].split("<think>")[0]
+    if "<tool_call>" in text:
+        return False
+    boxes = list(re.finditer(r"\\boxed\s*\{", text))
+    if not boxes:
+        return False
+    depth, start = 1, boxes[-1].end()
+    for place, (char, before) in enumerate(zip(text[start:], text[start - 1 :], strict=False)):
+        if before != "\\":
+            depth += (char == "{") - (char == "}")
+        if depth == 0:
+            said, wanted = _plain(text[start : start + place]), _plain(row["answer"])
+            return bool(said) and (said == wanted or _value(said) == _value(wanted) is not None)
+    return False
+
+
+def _plain(text: str) -> str:
+    text = text.replace("\u2212", "-").replace("{,}", ",").replace("\\$", "").replace("$", "")
+    text = re.sub(r"\\[dt]frac", r"\\frac", text)
+    text = re.sub(r"\\[,!;:]|~", "", text)
+    while found := re.fullmatch(r"\s*\\(?:text|mathrm|textbf|mathbf|boxed)\s*\{(.*)\}\s*", text, re.S):
+        text = found[1]
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text.strip().removesuffix(".").strip())
+    while text.startswith("{") and text.endswith("}") and "}" not in text[1:-1] and "{" not in text[1:-1]:
+        text = text[1:-1].strip()
+    return re.sub(r"(?<=[^\w])\s+|\s+(?=[^\w])", "", text)
+
+
+def _value(text: str) -> Fraction | None:
+    number = r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+"  # no exponent: 1e9999999 would take for ever
+    found = re.fullmatch(rf"([+-]?)\\frac(?:\{{({number})\}}|([0-9]))(?:\{{({number})\}}|([0-9]))", text)
+    if found:
+        text = f"{found[1]}{found[2] or found[3]}/{found[4] or found[5]}"
+    found = re.fullmatch(rf"([+-]?(?:{number}))(?:/([+-]?(?:{number})))?", text)
+    if not found or len(text) > 4000:
+        return None
+    bottom = Fraction(Decimal(found[2] or "1"))
+    return Fraction(Decimal(found[1])) / bottom if bottom else None
+
+
+def _call_problems(calls: list[Row], tool: Any) -> Iterator[str]:
+    futures = [tool.submit(call["code"], seed=call["seed"]) for call in calls]
+    for call, future in zip(calls, futures, strict=True):
+        result = future.result()
+        if (result.status, result.text) != (call["status"], call["text"]):
+            yield (
+                f"call {call['code'][:60]!r} gave {call['status']} {call['text'][:60]!r}, "
+                f"again {result.status} {result.text[:60]!r}"
+            )
+
+
+def _name(row: Row) -> str:
+    return f"prompt {row['prompt_index']}, sample {row['sample_index']}"

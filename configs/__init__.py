@@ -1,0 +1,1 @@
+"""The JSON configs, and schema.py, which reads settings."""

@@ -1,0 +1,111 @@
+"""Computes longer chunks on CUDA in bf16: one packed forward of the model's own modules with flash attention.
+
+New keys and values go to their pages, then each row's whole past is gathered from its pages into one packed line of
+keys, since torch's varlen kernel of 2.11 knows no page table; rows without a past need no gathering. Draws use the
+fused sampler. `decode.eager.EagerDecoder` computes the same on any device and in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from decode.cache import PagedCache
+from decode.interface import Chunk, Done, Draws
+from decode.sampling_kernel import sample
+from modeling.attention import NO_MASK, PLAIN, Extras
+from modeling.logprob import head_logits
+from modeling.sinks import PackedSinkAttention, window_sizes
+
+
+class FlashRows:
+    """The `modeling.attention.Rows` of new tokens over the paged cache, on CUDA in bf16 or fp16."""
+
+    def __init__(self, cache: PagedCache, chunks: Sequence[Chunk]):
+        self._cache, device, size = cache, cache.kv.device, cache.page_size
+        lengths = torch.tensor([len(c.token_ids) for c in chunks])
+        starts = torch.tensor([c.start for c in chunks])
+        ends = starts + lengths
+        self._fresh = not bool(starts.any())
+        self._longest, self._deepest = int(lengths.max()), int(ends.max())
+        row_of = torch.arange(len(chunks)).repeat_interleave(lengths)
+        positions = torch.arange(len(row_of)) - (lengths.cumsum(0) - lengths - starts)[row_of]  # [N]
+        slots = _slots(chunks, ends, size)  # where each token of each row's past and present lies in the cache
+        new = _places(ends)[row_of] + positions
+        self.positions = positions.to(device)
+        self._all = slots.to(device)
+        self._new = slots[new].to(device)
+        self.routes = cache.recorder(self._new // size, self._new % size)
+        self._queries = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(device, torch.int32)
+        self._keys = torch.nn.functional.pad(ends.cumsum(0), (1, 0)).to(device, torch.int32)
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, extras: Extras = PLAIN
+    ) -> Tensor:
+        """query [H, N, D], key and value [G, N, D] -> [N, H, D]"""
+        kv, size = self._cache.kv[layer], self._cache.page_size
+        k, v = key.transpose(0, 1), value.transpose(0, 1)
+        page, offset = self._new // size, self._new % size
+        kv[0][page, :, offset] = k
+        kv[1][page, :, offset] = v
+        if not self._fresh:
+            page, offset = self._all // size, self._all % size
+            k, v = kv[0][page, :, offset], kv[1][page, :, offset]  # [all keys, G, D]
+        q, longest = query.transpose(0, 1), (self._longest, self._deepest)
+        if extras.sinks is not None:
+            return PackedSinkAttention.apply(
+                q, k, v, self._queries, self._keys, longest, scaling, extras.window, extras.sinks.float()
+            )
+        return torch.ops.aten._flash_attention_forward(
+            q, k, v, self._queries, self._keys, *longest, 0.0, True, False, scale=scaling,
+            **window_sizes(extras.window),
+        )[0]  # fmt: skip
+
+
+def _places(ends: Tensor) -> Tensor:
+    """Where each row starts in the packed line of all keys  # [B]"""
+    return ends.cumsum(0) - ends
+
+
+def _slots(chunks: Sequence[Chunk], ends: Tensor, size: int) -> Tensor:
+    """page * size + offset of every token of every row, row by row  # [sum of ends]"""
+    parts = []
+    for chunk, end in zip(chunks, ends.tolist(), strict=True):
+        pages = torch.tensor(chunk.pages[: -(-end // size)])
+        parts.append((pages[:, None] * size + torch.arange(size)).flatten()[:end])
+    return torch.cat(parts)
+
+
+class FlashDecoder:
+    """A `decode.eager.Decoder` that runs any chunks eagerly with `FlashRows`."""
+
+    pipelined = False
+    step_rows = 0
+    captures = 0
+
+    def __init__(self, model: PreTrainedModel, cache: PagedCache):
+        self._model, self._cache = model, cache
+
+    def submit(self, chunks: Sequence[Chunk], temperature: float) -> Done:
+        return Done(self.run(chunks, temperature))
+
+    @torch.no_grad()
+    def run(self, chunks: Sequence[Chunk], temperature: float) -> Draws:
+        device = self._cache.kv.device
+        rows = FlashRows(self._cache, chunks)
+        ids = torch.tensor([[token for c in chunks for token in c.token_ids]], device=device)  # [1, N]
+        hidden = self._model.base_model(
+            input_ids=ids, position_ids=rows.positions[None], attention_mask=NO_MASK, use_cache=False, rows=rows
+        ).last_hidden_state[0]
+        drawing = [i for i, chunk in enumerate(chunks) if chunk.sample]
+        if not drawing:
+            return Draws([], [])
+        ends = torch.tensor([len(c.token_ids) for c in chunks]).cumsum(0)[drawing] - 1
+        logits = head_logits(hidden[ends.to(device)], self._model.get_output_embeddings().weight, 1.0)
+        keys = torch.tensor([chunks[i].key for i in drawing], dtype=torch.int64, device=device).to(torch.int32)
+        positions = torch.tensor([chunks[i].start + len(chunks[i].token_ids) for i in drawing], device=device)
+        tokens, logprobs = sample(logits, keys, positions, temperature)
+        return Draws(tokens.tolist(), logprobs.tolist())

@@ -1,0 +1,1 @@
+"""Chat formats in token ids: prompts, tool calls, tool results."""

@@ -1,0 +1,155 @@
+"""Files beside checkpoints that a run or a look at one leaves: complete or absent, and a full disk is one line.
+
+What was written is on the disk when a call returns, and outlives a loss of power. Whatever the system refuses (no
+space, read-only, no folder) becomes a `WriteError` that names the file and the mend; a file that makes no sense, a
+`DamageError`. A run folder has one writer at a time (`sole_writer`). Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from configs.schema import UserError
+
+RESUME = "free space or make it writable, then go on with --resume"
+OUT = "free space, or name another file with --out"
+
+
+class WriteError(UserError, RuntimeError):
+    """A file that cannot be written; one line with the file and the mend."""
+
+
+@contextlib.contextmanager
+def writing(path: Path | str, mend: str = RESUME) -> Iterator[None]:
+    """Turns the system's refusal of what happens inside into a WriteError."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(f"{path}: cannot be written ({error.strerror or error}); {mend}") from error
+
+
+class DamageError(UserError, ValueError):
+    """A file of a run that cannot be read for what it should be; one line with the file and the mend."""
+
+
+class InUseError(UserError, RuntimeError):
+    """Another process writes into the run folder."""
+
+
+@contextlib.contextmanager
+def sole_writer(run_dir: Path) -> Iterator[None]:
+    """Holds `run_dir/lock`, which the system lets go of however this process ends. Raises InUseError.
+
+    The run's other processes do not hold it: rank 0 does for all. Makes the folder. Where the file system keeps no
+    locks (Lustre without its flock option, say) that is said, and nothing is held.
+    """
+    path = run_dir / "lock"
+    with contextlib.ExitStack() as stack:
+        with writing(path):
+            run_dir.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(path.open("a+", encoding="utf-8"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                raise InUseError(
+                    f"{run_dir}: {file.read().strip() or 'another process'} is writing into it; wait for its end, or "
+                    "name another folder"
+                ) from error
+            except OSError as error:
+                if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                    raise
+                say(f"{path}: no lock ({error.strerror}); see to it that no other run writes into this folder")
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+        yield
+
+
+def write_whole(path: Path, content: str | bytes, mend: str = RESUME) -> None:
+    """Beside its place and renamed, so that the file is complete or what it was before. Makes its folder."""
+    partial = path.with_name(path.name + ".partial")
+    with writing(path, mend):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with partial.open("wb", buffering=0) as file:
+                _write(file, content.encode("utf-8") if isinstance(content, str) else content)
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                partial.unlink()  # a full disk may need the room
+            raise
+
+
+def require_writable(path: Path, mend: str = RESUME) -> None:
+    """Refuses now what `write_whole` would refuse, but for a disk that fills up meanwhile."""
+    with writing(path, mend):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        try_place(path.parent)
+
+
+def try_place(folder: Path) -> None:
+    """Raises the OSError that a new file would meet in `folder`, or in the nearest above it where that is not there.
+    Leaves nothing. Rights alone do not tell: a file system may be read-only."""
+    above = folder.absolute()
+    with tempfile.TemporaryFile(dir=next(place for place in (above, *above.parents) if place.exists())):
+        pass
+
+
+def append_line(path: Path, line: str) -> None:
+    """The whole line or nothing of it."""
+    with writing(path), path.open("ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            _write(file, (line + "\n").encode("utf-8"))
+            os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(size)
+            raise
+
+
+def _write(file: io.FileIO, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:  # a disk that fills up takes a part first
+        rest = rest[file.write(rest) :]
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Without a last line that a crash cut short."""
+    return path.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0].splitlines()
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each of `whole_lines` with the object that it holds. Raises DamageError at one that holds none."""
+    for number, line in enumerate(whole_lines(path), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise DamageError(f"{path}: line {number} is damaged ({line[:20]!r}); remove it or put it right")
+        yield line, row
+
+
+def say(text: str) -> None:
+    """Prints a line for people. Raises WriteError where standard output takes no more (a log on a full disk)."""
+    try:
+        with writing("standard output"):
+            print(text, flush=True)
+    except WriteError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail on it once more
+        raise

@@ -1,0 +1,1 @@
+"""What confines a program: namespaces, Landlock, seccomp, cgroup, limits."""

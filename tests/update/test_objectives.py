@@ -1,0 +1,106 @@
+"""Every objective, value and gradient in fp64, against the formula of its paper on records with tool spans, a cut turn
+and a single-token response; and each formula with one term changed must be noticed."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import update
+from tests.support.oracle import agrees, config, mutant, ours
+from update import corrections, losses, minibatch
+
+POLICIES = ("dapo", "grpo", "dr_grpo", "gspo", "cispo")
+IMPORTANCE = ("off", "token", "sequence", "token_mask", "sequence_mask")
+EXTRAS = [
+    {}, {"kl_coef": 0.1, "kl_estimator": "k1"}, {"kl_coef": 0.1, "kl_estimator": "k2"},
+    {"kl_coef": 0.1, "kl_estimator": "k3"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "importance"), list(itertools.product(POLICIES, IMPORTANCE)))
+def test_loss_and_gradient_equal_the_papers_formula(policy, importance):
+    for extra in EXTRAS:
+        assert agrees(config(policy=policy, importance=importance, **extra)), extra
+    if policy != "cispo":
+        assert agrees(config(policy=policy, importance=importance, dual_clip=2.5))
+
+
+# module, text, replacement, and a setting under which the change must be seen
+MUTATIONS = [
+    (losses, "logprobs - old_logprobs\n    if loss.policy", "old_logprobs - logprobs\n    if loss.policy", {}),
+    (losses, "ratio.clamp(1 - low, 1 + high)\n    surrogate", "ratio.clamp(1 - high, 1 + low)\n    surrogate", {}),
+    (losses, "surrogate = torch.minimum(", "surrogate = torch.maximum(", {}),
+    (losses, "torch.minimum(ratio * advantages, bounded * advantages)", "bounded * advantages", {}),
+    (losses, "TokenLosses(-surrogate", "TokenLosses(surrogate", {}),
+    (losses, "torch.maximum(surrogate, dual_clip", "torch.minimum(surrogate, dual_clip", {"dual_clip": 2.5}),
+    (losses, "torch.where(negative, torch.maximum", "torch.where(~negative, torch.maximum", {"dual_clip": 2.5}),
+    (losses, "(sums / counts.clamp(min=1))", "sums", {"policy": "gspo"}),
+    (losses, "(3e-4, 4e-4)", "(4e-4, 3e-4)", {"policy": "gspo"}),
+    (losses, '== "gspo"', '== "no"', {"policy": "gspo"}),
+    (losses, "TokenLosses(-weights", "TokenLosses(weights", {"policy": "cispo"}),
+    (losses, "(logprobs.detach() - old_logprobs)", "(logprobs - old_logprobs)", {"policy": "cispo"}),
+    (losses, "(logprobs.detach() - old_logprobs)", "(old_logprobs - logprobs.detach())", {"policy": "cispo"}),
+    (losses, "difference = logprobs - reference", "difference = reference_logprobs - logprobs #", {"kl_coef": 0.1}),
+    (losses, "expm1(-difference) + difference", "expm1(difference) - difference", {"kl_coef": 0.1}),
+    (losses, "square() / 2", "square()", {"kl_coef": 0.1, "kl_estimator": "k2"}),
+    (losses, "return difference\n", "return -difference\n", {"kl_coef": 0.1, "kl_estimator": "k1"}),
+    (corrections, "old_logprobs - behaviour", "behaviour_logprobs - old_logprobs #", {"importance": "token"}),
+    (corrections, "clamp(max=loss.importance_high)", "clamp(min=loss.importance_high)", {"importance": "token"}),
+    (corrections, 'in ("sequence", "sequence_mask")', 'in ("token",)', {"importance": "sequence"}),
+    (corrections, "ratio < loss.importance_low", "ratio < 0", {"importance": "token_mask"}),
+    (corrections, "ratio > loss.importance_high)\n    return", "ratio < 0)\n    return", {"importance": "token_mask"}),
+    (corrections, "(outside, 0.0, ratio)", "(outside, ratio, 0.0)", {"importance": "sequence_mask"}),
+    (corrections, "(outside, 0.0, ratio)", "(outside, 0.0, 1.0)", {"importance": "token_mask"}),
+    (minibatch, '("dapo", "cispo"):\n', '("grpo", "cispo"):\n', {"policy": "dapo"}),
+    (minibatch, "(len(scored) * s.record.num_sampled)", "(len(scored))", {"policy": "grpo"}),
+    (minibatch, "(len(scored) * budget)", "(budget)", {"policy": "dr_grpo"}),
+    (minibatch, "rollout.max_turns * rollout.max_new_tokens", "rollout.max_new_tokens", {"policy": "dr_grpo"}),
+    (update, "corrected.weights * policy.values", "policy.values", {"importance": "token"}),
+    (update, "values + loss.kl_coef * kl", "values - loss.kl_coef * kl", {"kl_coef": 0.1}),
+    (update, "values = values + loss.kl_coef * kl", "values = corrected.weights * (policy.values + loss.kl_coef * kl)",
+     {"kl_coef": 0.1, "importance": "token"}),
+    (update, "(batch.weights * values)", "(values)", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "text", "replacement", "settings"), MUTATIONS)
+def test_a_changed_term_is_noticed(module, text, replacement, settings, monkeypatch):
+    fresh = mutant(module, text, replacement)
+    weigh, loss_of = minibatch.token_weights, update.batch_loss
+    if module is update:
+        loss_of = fresh.batch_loss
+    elif module is minibatch:
+        weigh = fresh.token_weights
+        monkeypatch.setattr("tests.support.oracle.token_budget", fresh.token_budget)
+    else:
+        for name in ("policy_losses", "kl_penalty", "importance_weights"):
+            if name in fresh.__dict__:
+                monkeypatch.setattr(update, name, fresh.__dict__[name])
+    assert not agrees(config(**settings), weigh, loss_of)
+
+
+@pytest.mark.parametrize("policy", ["dapo", "gspo"])
+@pytest.mark.parametrize("dual_clip", [None, 2.5])
+def test_the_gradient_is_zero_where_clipped_and_only_there(policy, dual_clip):
+    _, gradient, columns = ours(config(policy=policy, dual_clip=dual_clip))
+    clipped = columns.clipped.bool()
+    assert 0 < clipped.sum() < len(clipped)
+    assert torch.equal(gradient == 0, clipped)
+
+
+@pytest.mark.parametrize("importance", ["token_mask", "sequence_mask"])
+def test_the_gradient_is_zero_where_masked(importance):
+    _, gradient, columns = ours(config(importance=importance))
+    masked = columns.importance_cut.bool()
+    assert 0 < masked.sum() < len(masked)
+    assert (gradient[masked] == 0).all()
+    assert (columns.importance[masked] == 0).all()
+
+
+def test_cispo_keeps_the_gradient_of_every_token():
+    _, gradient, columns = ours(config(policy="cispo", clip_high=0.1))
+    assert columns.clipped.any()
+    assert (gradient != 0).all()

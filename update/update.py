@@ -1,0 +1,284 @@
+"""The updates of one rollout: micro-batches through the policy and the loss, gradients summed, figures gathered.
+
+Invariants: the old log-probabilities of every mini-batch are those of the weights that sampled, computed under the
+same micro-batches (`loss.old_policy` "rollout"), so the first ratio is exactly 1; inside an update the host never
+waits for the device; a loss or gradient that is not finite changes no weight on any rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from config import LossConfig
+from data import ResponseTokenBatch
+from modeling.divergence import Lesson, TeacherStates
+from modeling.logprob import TokenLogprobs
+from update.corrections import importance_weights
+from update.losses import TokenLosses, kl_penalty, policy_losses
+from update.measures import GapFigures, TeacherFigures, TokenColumns, gap_figures, teacher_figures
+
+Batches = Sequence[ResponseTokenBatch]
+
+
+class TrainablePolicy(Protocol):
+    """The part of `policy.Policy` that an update uses."""
+
+    device: torch.device
+
+    def train(self) -> None: ...
+    def token_logprobs(self, batch: ResponseTokenBatch, lesson: TeacherStates | None = None) -> TokenLogprobs: ...
+    def frozen_logprobs(self, batch: ResponseTokenBatch) -> Tensor: ...
+    def reference_logprobs(self, batches: Iterable[ResponseTokenBatch]) -> list[Tensor]: ...
+    def backward(self, loss: Tensor, last: bool) -> None: ...
+    def step(self, learning_rate: float) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OneUpdate:
+    """Over all trained tokens of all ranks."""
+
+    loss: float
+    grad_norm: float  # before clipping; not finite where the step was skipped
+    tokens: int  # rows of advantage 0 are left out, as in the forward, unless `loss.needs_every_row`
+    clip_fraction: float
+    entropy: float  # nats a token
+    ratio_error: float  # largest |ratio - 1|; exactly 0 in the first update
+    importance_mean: float  # of the importance weights; 1 where they are off
+    importance_cut: float  # share of tokens whose weight was truncated or masked
+    kl: float  # mean estimate of KL(policy || reference), 0 without a reference
+    gap: GapFigures  # this update's weights against the sampling log-probabilities
+    top1_agreement: float = 0.0  # share of tokens that were the likeliest of their distribution
+    balance: float = 0.0  # of the routers, 1 where even; 0 where loss.router_balance is off
+    flips: float = math.nan  # share of (token, layer) whose experts are not those of sampling; NaN in a dense model
+    flipped_tokens: float = 0.0  # share of tokens with at least one such layer
+
+    @property
+    def is_bad(self) -> bool:
+        return not (math.isfinite(self.loss) and math.isfinite(self.grad_norm))
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStats:
+    updates: tuple[OneUpdate, ...]
+    mismatch: GapFigures  # training forward against sampling, at the weights that sampled
+    stale: GapFigures | None  # the same at the moved weights of all later updates
+    entropies: tuple[Tensor, ...] = ()  # of each update, nats of each trained token of all ranks, on CPU  # [M] each
+    teacher: TeacherFigures | None = None  # over all updates
+
+    @property
+    def tokens(self) -> int:
+        return sum(u.tokens for u in self.updates)
+
+    def row(self, loss: LossConfig) -> dict[str, Any]:
+        """For metrics.jsonl: sums and token means over the updates, what is off left out, None for a NaN."""
+        row: dict[str, Any] = {"loss": _mean([u.loss for u in self.updates]), "tokens": self.tokens}
+        row |= {name: self._token_mean(name) for name in ("clip_fraction", "entropy", "top1_agreement")}
+        row["grad_norm"] = _mean([u.grad_norm for u in self.updates])
+        row["ratio_error"] = max(u.ratio_error for u in self.updates)
+        if loss.importance != "off":
+            row |= {name: self._token_mean(name) for name in ("importance_mean", "importance_cut")}
+        if loss.kl_coef > 0:
+            row["kl"] = self._token_mean("kl")
+        if loss.router_balance > 0:
+            row["router_balance"] = self._token_mean("balance")
+        if not math.isnan(self.updates[0].flips):
+            row |= {f"router_{name}": self._token_mean(name) for name in ("flips", "flipped_tokens")}
+        if self.teacher:
+            row |= {f"teacher_{name}": value for name, value in dataclasses.asdict(self.teacher).items()}
+        row["bad_updates"] = sum(u.is_bad for u in self.updates)
+        row |= {f"mismatch_{name}": value for name, value in dataclasses.asdict(self.mismatch).items()}
+        if self.stale:
+            row |= {f"stale_{name}": value for name, value in dataclasses.asdict(self.stale).items()}
+            row["by_update"] = [_flat(u) for u in self.updates]
+        return _finite(row)
+
+    def _token_mean(self, name: str) -> float:
+        return sum(getattr(u, name) * u.tokens for u in self.updates) / max(self.tokens, 1)
+
+
+def update(
+    policy: TrainablePolicy, minibatches: Sequence[Batches], loss: LossConfig, learning_rate: float,
+    lessons: Sequence[Sequence[Lesson]] | None = None,
+) -> UpdateStats:  # fmt: skip
+    """Trains once on each mini-batch: this rank's micro-batches of it, of which every rank brings equally many.
+
+    lessons: the teacher's for each of them, with loss.distill_weight above 0
+    """
+    policy.train()
+    on_device = [[batch.to(policy.device) for batch in batches] for batches in minibatches]
+    old = _old_logprobs(policy, on_device, loss)
+    reference = _reference_logprobs(policy, on_device, loss)
+    updates, columns = [], []
+    taught: Sequence[Sequence[Lesson] | None] = lessons or [None] * len(minibatches)
+    for batches, olds, references, given in zip(on_device, old, reference, taught, strict=True):
+        one, tokens = _one_update(policy, batches, olds, references, given, loss, learning_rate)
+        updates.append(one)
+        columns.append(tokens)
+    teacher = teacher_figures(TokenColumns.concatenate(columns)) if lessons else None
+    return UpdateStats(tuple(updates), *_gaps(columns, loss), tuple(c.entropy for c in columns), teacher)
+
+
+def _old_logprobs(
+    policy: TrainablePolicy, minibatches: Sequence[Batches], loss: LossConfig
+) -> list[list[Tensor] | None]:
+    """Of each micro-batch at the present weights; None where they are those of the update's own forward."""
+    if loss.old_policy == "update":
+        return [None] * len(minibatches)
+    return [None, *([policy.frozen_logprobs(batch) for batch in batches] for batches in minibatches[1:])]
+
+
+def _reference_logprobs(
+    policy: TrainablePolicy, minibatches: Sequence[Batches], loss: LossConfig
+) -> list[list[Tensor] | None]:
+    if loss.kl_coef == 0:
+        return [None] * len(minibatches)
+    values = iter(policy.reference_logprobs(batch for batches in minibatches for batch in batches))
+    return [[next(values) for _ in batches] for batches in minibatches]
+
+
+def _one_update(
+    policy: TrainablePolicy, batches: Batches, old: list[Tensor] | None, reference: list[Tensor] | None,
+    lessons: Sequence[Lesson] | None, loss: LossConfig, learning_rate: float,
+) -> tuple[OneUpdate, TokenColumns]:  # fmt: skip
+    total = torch.zeros((), dtype=torch.float64, device=policy.device)
+    columns = []
+    for index, batch in enumerate(batches):
+        lesson = lessons[index] if lessons else None
+        out = policy.token_logprobs(batch, lesson if isinstance(lesson, TeacherStates) else None)
+        value, tokens = batch_loss(
+            out, batch, old[index] if old else out.logprobs.detach(), reference[index] if reference else None, loss,
+            lesson,
+        )  # fmt: skip
+        total += value.detach()
+        columns.append(tokens)
+        last = index == len(batches) - 1
+        if last:  # NaN reaches the gradient of every rank, and `step` then changes nothing; times 1.0 is exact
+            value = value * torch.where(total.isfinite(), 1.0, math.nan)
+        policy.backward(value, last)
+    grad_norm = policy.step(learning_rate)
+    dist.all_reduce(total)
+    tokens = TokenColumns.concatenate(columns).gathered()
+    return _summary(total.item(), grad_norm, tokens), tokens
+
+
+def batch_loss(
+    out: TokenLogprobs, batch: ResponseTokenBatch, old: Tensor, reference: Tensor | None, loss: LossConfig,
+    lesson: Lesson | None = None,
+) -> tuple[Tensor, TokenColumns]:  # fmt: skip
+    """A micro-batch's part of the loss, a scalar: the sum over tokens of
+
+        weight x ((1 - distill_weight) x importance x policy loss + distill_weight x divergence + kl_coef x KL
+                  + router_balance x balance)
+
+    where the divergence "sampled" is importance x policy loss too, with log teacher - log policy as the advantage.
+
+    old, reference  # [M] each, no gradient
+    """
+    num_rows = len(batch.lengths)
+    policy = policy_losses(out.logprobs, old, batch.advantages, batch.rows, num_rows, loss)
+    corrected = importance_weights(old, batch.behaviour_logprobs, batch.rows, num_rows, loss)
+    mixed = TokenLosses(corrected.weights * policy.values, policy.clipped)
+    taught: tuple[Tensor, Tensor, Tensor] | None = None  # divergence, gap, entropy of the teacher
+    if isinstance(lesson, TokenLogprobs):
+        mixed, taught = _imitating(mixed, corrected.weights, out, batch, old, loss, lesson)
+    elif out.divergences:
+        mixed = TokenLosses((1 - loss.distill_weight) * mixed.values, mixed.clipped)
+        taught = (out.divergences.values, out.divergences.gap, out.divergences.entropy)
+    values, nothing = mixed.values, torch.zeros_like(old)
+    kl = balance = nothing
+    if reference is not None:
+        kl = kl_penalty(out.logprobs, reference, loss.kl_estimator)
+        values = values + loss.kl_coef * kl
+    if out.balance is not None:
+        balance, values = out.balance, values + loss.router_balance * out.balance
+    present = out.logprobs.detach()
+    columns = TokenColumns(
+        gap=present - batch.behaviour_logprobs,
+        old_gap=old - batch.behaviour_logprobs,
+        turns=batch.turns,
+        since_tool=batch.since_tool,
+        entropy=out.entropy,
+        top1=nothing if out.top1 is None else out.top1,
+        clipped=mixed.clipped,
+        ratio_error=torch.expm1(present - old).abs(),
+        importance=corrected.weights,
+        importance_cut=corrected.cut,
+        kl=kl.detach(),
+        balance=balance.detach(),
+        flips=torch.full_like(old, math.nan) if out.flips is None else out.flips,
+        **dict(zip(("divergence", "teacher_gap", "teacher_entropy"), taught or (nothing,) * 3, strict=True)),
+        trained=batch.weights > 0,
+    )
+    value = (batch.weights * values).sum()
+    return (value + loss.distill_weight * out.divergences.loss if out.divergences else value), columns
+
+
+def _imitating(
+    policy: TokenLosses, weights: Tensor, out: TokenLogprobs, batch: ResponseTokenBatch, old: Tensor,
+    loss: LossConfig, lesson: TokenLogprobs,
+) -> tuple[TokenLosses, tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
+    """The policy loss mixed with one that raises what the teacher finds likelier; gap, gap and teacher's entropy."""
+    gap = batch.behaviour_logprobs - lesson.logprobs
+    imitation = policy_losses(out.logprobs, old, -gap, batch.rows, len(batch.lengths), loss)
+    share = loss.distill_weight
+    values = (1 - share) * policy.values + share * weights * imitation.values
+    return TokenLosses(values, policy.clipped | imitation.clipped), (gap, gap, lesson.entropy)
+
+
+def _summary(loss: float, grad_norm: float, tokens: TokenColumns) -> OneUpdate:
+    count = tokens.gap.numel()
+    return OneUpdate(
+        loss=loss,
+        grad_norm=grad_norm,
+        tokens=count,
+        clip_fraction=tokens.clipped.mean().item(),
+        entropy=tokens.entropy.mean().item(),
+        top1_agreement=tokens.top1.mean().item(),
+        ratio_error=tokens.ratio_error.max().item(),
+        importance_mean=tokens.importance.mean().item(),
+        importance_cut=tokens.importance_cut.mean().item(),
+        kl=tokens.kl.mean().item(),
+        balance=tokens.balance.mean().item(),
+        flips=tokens.flips.mean().item(),
+        flipped_tokens=(tokens.flips > 0).double().mean().item(),
+        gap=gap_figures(tokens.gap, tokens.turns, tokens.since_tool),
+    )
+
+
+def _gaps(columns: Sequence[TokenColumns], loss: LossConfig) -> tuple[GapFigures, GapFigures | None]:
+    """The gap at the weights that sampled, over every token that was forwarded there, and the gap after they moved."""
+    there = columns if loss.old_policy == "rollout" else columns[:1]
+    first = TokenColumns.concatenate(there)
+    mismatch = gap_figures(first.old_gap, first.turns, first.since_tool)
+    if len(columns) == 1:
+        return mismatch, None
+    later = TokenColumns.concatenate(columns[1:])
+    return mismatch, gap_figures(later.gap, later.turns, later.since_tool)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _flat(one: OneUpdate) -> dict[str, Any]:
+    """Scalars alone; the gap's with their own names."""
+    own = {f.name: getattr(one, f.name) for f in dataclasses.fields(one) if f.name != "gap"}
+    gap = dataclasses.asdict(one.gap)
+    return own | {f"gap_{name}": gap[name] for name in ("mean", "p99", "max", "k1", "k3", "ess")}
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows neither NaN nor infinity: None in their place."""
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
