@@ -195,11 +195,6 @@ def _audit(words: Sequence[str]) -> int:
     args = arguments.audit_parser().parse_args(words)
     run_dir = run_folder.existing_run(args.run)
     read_metrics(run_dir)  # refuses a run that took no step
-    if args.math_verify:
-        from audit.second_opinion import list_disagreements
-
-        config = load_config(run_dir / "config.json")
-        return list_disagreements(run_dir, inputs.load_chat(config, inputs.load_tokenizer(config)).answer)
     counts: Counter[str] = Counter()
     problems: list[str] = []
     missing: list[str] = []

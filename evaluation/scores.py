@@ -19,10 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from boxes import equal, final_answer
 from config import Config
 from evaluation.estimators import bootstrap, majority, min_difference, pass_at_k, standard_error
-from reward import Grade, Reason, grade_trajectory
+from reward import Grade, Reason, equal, final_answer, grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason
 from run.files import RESUME, write_whole
 

@@ -10,7 +10,7 @@ from configs.schema import require
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossConfig:
-    """Formulas and sources: losses, corrections and groups in objectives/; denominators: its minibatch.py."""
+    """Formulas and sources: update/losses.py and docs/objectives.md; denominators: update/minibatch.py."""
 
     policy: Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo"] = "dapo"
     clip_low: float | None = None  # ratios are clipped below 1 - clip_low; None: 0.2, gspo 3e-4, cispo 1
@@ -23,7 +23,7 @@ class LossConfig:
     importance_low: float = 0.5  # masks alone: a smaller weight is 0
     importance_high: float = 2.0  # a larger weight is this, or 0 with a mask
     kl_coef: float = 0.0  # times the KL to the policy as it was before training
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_estimator: Literal["k2", "k3"] = "k3"
     kl_reference: Literal["cpu", "gpu"] = "cpu"  # where its weights wait between their one forward a step
     router_balance: float = 0.0  # mixtures of experts: times the balance loss of a trajectory's routers
     overlong_mask: bool = False  # a trajectory that ran out of tokens is not trained

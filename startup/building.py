@@ -68,7 +68,7 @@ def build_teacher(config: Config, policy: Any, device: Any) -> Any:
     from modeling.families import can_fuse
     from modeling.packed_model import PredictingStates
     from policy import build_model
-    from update import teacher_weights as places
+    from update import teacher as places
     from update.teacher import TEACHER_MEAN, Teacher
 
     told, host, implementation = config.teacher, torch.device("cpu"), config.model.attn_implementation
@@ -231,9 +231,9 @@ def sample_with(engine: Any) -> Any:
 
 def build_again(config: Config, shape: Any, model: Any, chat: Any, tool: Any, sampling: Any) -> Any:
     """What replays trajectories of a run over one model."""
-    from audit.again import Again
+    from audit.replay import Resampler
     from modeling.attention import SOFTMAX
 
     cache = build_cache(config, shape, model, model.device)
     engine = build_engine(config, build_decoder(config, model, cache, model.device), cache, chat, tool)
-    return Again(engine, model, SOFTMAX[config.model.attn_implementation], sampling)
+    return Resampler(engine, model, SOFTMAX[config.model.attn_implementation], sampling)

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import torch
 
 from config import UserError
-from data import ResponseTokenBatch
 from reward import grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason, Work
 from startup import budget
 from startup.parts import Parts
+from update.batch import ResponseTokenBatch
 
 GOLD_ROWS = 100
 SHOWN_TOKENS = 16  # of a prompt's end

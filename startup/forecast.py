@@ -126,7 +126,7 @@ class TeacherMemory:
 
 
 def teacher_memory(config: Config, shape: Any, parameters: int, world_size: int, on_gpu: bool) -> TeacherMemory:
-    """For loss.distill_weight above 0; `startup.building.build_teacher` and update/teacher_weights.py do what it says.
+    """For loss.distill_weight above 0; `startup.building.build_teacher` and update/teacher.py do what it says.
 
     shape, parameters: the teacher's; on_gpu: else device and host are one memory
     """

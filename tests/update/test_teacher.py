@@ -19,8 +19,7 @@ from startup import building
 from tests.support.builders import record, scored
 from tests.support.policies import CPU, assert_equal_gradients, gradients, step
 from tests.support.taught import TINY, batches_of, leave_gradients, taught, train
-from update.teacher import privileged, with_prompts
-from update.teacher_weights import Parked, Resident, RunningMean
+from update.teacher import Parked, Resident, RunningMean, privileged, with_prompts
 from update.update import batch_loss
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
