@@ -33,7 +33,7 @@ class Problem:
 def load_problems(path: str | Path, config: DataConfig, setting: str = "data.path") -> list[Problem]:
     """Reads and checks every line; blank lines are skipped. Raises DataError at the first bad one.
 
-    setting: which one named the file, for the error where it cannot be read
+    setting: the setting that names the file, for the error where it cannot be read
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -79,7 +79,7 @@ def _parse_line(path: str | Path, number: int, line: str, config: DataConfig) ->
 
 
 def duplicates(problems: Sequence[Problem], path: str) -> str | None:
-    """A warning with counts where a prompt stands more than once; None where each is distinct."""
+    """A warning with counts where a prompt occurs more than once; None where all are distinct."""
     counts = Counter(problem.prompt for problem in problems)
     if len(counts) == len(problems):
         return None
@@ -103,9 +103,9 @@ def distinct(problems: Sequence[Problem]) -> list[Problem]:
 def render_prompts(
     problems: Sequence[Problem], render: Callable[[str], list[int]], limit: int, over_long: str, path: str
 ) -> tuple[list[Problem], list[list[int]]]:
-    """Token ids of every prompt, measured with the template and the tool schema in place.
+    """Token ids of every prompt, with the chat template and the tool schema.
 
-    limit: most prompt tokens, so that one can still be sampled within rollout.context_length
+    limit: most prompt tokens that leave room for one sampled token within rollout.context_length
     over_long: "refuse" raises DataError at the first longer prompt; "drop" leaves them out
     """
     kept, prompts = [], []
@@ -146,7 +146,7 @@ class ProblemStream:
     def refill(self, step: int, round_: int, count: int, used: Sequence[int]) -> list[int]:
         """Up to `count` problems beside the `used` ones of the step, a function of (seed, step, round) alone.
 
-        They are visits out of turn: the order of `indices` does not move, so the cursor stays the step counter.
+        They do not change the order of `indices`, so the cursor stays the step counter.
         """
         free = sorted(set(range(self._size)) - set(used))
         return random.Random(f"{self._seed} {step} refill {round_}").sample(free, min(count, len(free)))

@@ -148,7 +148,7 @@ def built(config: Config, progress: Callable[[int, int, int, int], None] | None 
 
 
 def _evaluate(words: Sequence[str]) -> int:
-    from evaluation.scores import report_lines, write_results
+    from evaluation.scores import table_lines, write_results
     from evaluation.treatments import Treatment, choose_checkpoint, run_treatments, treated
     from run.files import require_writable
     from run.ranks import Ranks
@@ -180,7 +180,7 @@ def _evaluate(words: Sequence[str]) -> int:
             found["settings"]["adapters"] = str(adapters)
         say(f"scores of {config.model.path}" + (f" with the LoRA adapters of {adapters}" if adapters else ""))
         try:
-            say("\n".join(report_lines(found)))
+            say("\n".join(table_lines(found)))
         finally:  # a full disk takes one of the two at most
             write_results(chosen.out, found, OUT)
         say(f"written to {chosen.out}")

@@ -30,7 +30,7 @@ Row = dict[str, Any]
 def audit(
     run_dir: Path, decode: Callable[[list[int]], str], tool: Any | None, stretch: Stretch | None = None
 ) -> tuple[dict[str, int], list[str], list[str]]:
-    """Counts of what was compared, one line for each disagreement, one line for each thing not recomputed and why.
+    """Counts of what was compared, one line for each disagreement, one line for each figure not recomputed and why.
 
     decode: token ids of a final turn to its text as a chat's `answer` gives it, thinking and calls marked
     tool: `tools.PythonTool`, or None to leave tool calls out
@@ -143,7 +143,7 @@ def _advantages(members: list[Row], config: Row) -> list[float]:
 
 
 def _is_right(row: Row, decode: Callable[[list[int]], str]) -> bool:
-    """The box rule, restated: the last box of the final message holds the reference, and nothing was cut or called."""
+    """The box rule, restated: the last box of the final message holds the reference; nothing was cut or called."""
     if row["stop"] != "answered":
         return False
     turn = row["turns"][-1]

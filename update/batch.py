@@ -34,7 +34,7 @@ class ResponseTokenBatch:
     targets: Tensor  # [M] those next tokens
     behaviour_logprobs: Tensor  # [M] fp32, as recorded while sampling
     advantages: Tensor  # [M] fp32, the row's for each of its tokens
-    weights: Tensor  # [M] fp32, the row's for each of its tokens; global denominators are in it
+    weights: Tensor  # [M] fp32, the row's for each of its tokens; holds the global denominators
     rows: Tensor  # [M] the row of each
     turns: Tensor  # [M] the assistant turn of each, from 0
     since_tool: Tensor  # [M] sampled tokens since the last tool result; -1 in the first turn

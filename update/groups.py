@@ -59,7 +59,7 @@ class SampledStep:
     indices: list[int] = field(default_factory=list)  # the problem of each prompt_index
     records: list[RolloutRecord] = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
-    trained: list[Scored] = field(default_factory=list)  # with refills, those of groups that have a spread
+    trained: list[Scored] = field(default_factory=list)  # with refills, only those of groups with a spread
     rollout_stats: dict[str, Any] = field(default_factory=dict)  # summed over the rounds
     rounds: int = 0
 
@@ -81,7 +81,7 @@ class SampledStep:
             "decode_tokens_per_second": s["decode_tokens"] / max(s["seconds"], 1e-9),
             "occupancy": s["running_rows"] / max(s["row_slots"], 1),
             "tools_running": s["tool_seconds"] / max(s["seconds"], 1e-9),
-            # Of the time in which a tool ran, the share in which other rows decoded.
+            # Of the time in which a tool ran, the share in which other trajectories decoded.
             "tools_hidden": 1 - s["idle_seconds"] / max(s["tools_open_seconds"], s["idle_seconds"], 1e-9),
         }
         return {f"rollout_{name}": value for name, value in (s | rates).items()}

@@ -1,8 +1,8 @@
 """The updates of one rollout: micro-batches through the policy and the loss, gradients summed, figures gathered.
 
-Invariants: the old log-probabilities of every mini-batch are those of the weights that sampled, computed under the
-same micro-batches (`loss.old_policy` "rollout"), so the first ratio is exactly 1; inside an update the host never
-waits for the device; a loss or gradient that is not finite changes no weight on any rank.
+Invariants: with `loss.old_policy` "rollout" the old log-probabilities of every mini-batch are those of the weights
+that sampled, computed under the same micro-batches, so the first ratio is exactly 1. Inside an update the host never waits
+for the device. A loss or gradient that is not finite changes no weight on any rank.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OneUpdate:
 
     loss: float
     grad_norm: float  # before clipping; not finite where the step was skipped
-    tokens: int  # rows of advantage 0 are left out, as in the forward, unless `loss.needs_every_row`
+    tokens: int  # without trajectories of advantage 0, as in the forward, unless `loss.needs_every_row`
     clip_fraction: float
     entropy: float  # nats a token
     ratio_error: float  # largest |ratio - 1|; exactly 0 in the first update
@@ -77,7 +77,7 @@ class UpdateStats:
         return sum(u.tokens for u in self.updates)
 
     def row(self, loss: LossConfig) -> dict[str, Any]:
-        """For metrics.jsonl: sums and token means over the updates, what is off left out, None for a NaN."""
+        """For metrics.jsonl: sums and token means over the updates, without terms that are off; None for a NaN."""
         row: dict[str, Any] = {"loss": _mean([u.loss for u in self.updates]), "tokens": self.tokens}
         row |= {name: self._token_mean(name) for name in ("clip_fraction", "entropy", "top1_agreement")}
         row["grad_norm"] = _mean([u.grad_norm for u in self.updates])
@@ -107,17 +107,17 @@ def update(
     policy: TrainablePolicy, minibatches: Sequence[Batches], loss: LossConfig, learning_rate: float,
     lessons: Sequence[Sequence[Lesson]] | None = None,
 ) -> UpdateStats:  # fmt: skip
-    """Trains once on each mini-batch: this rank's micro-batches of it, of which every rank brings equally many.
+    """Trains once on each mini-batch, given as this rank's micro-batches; every rank has equally many.
 
-    lessons: the teacher's for each of them, with loss.distill_weight above 0
+    lessons: the teacher's for each micro-batch, with loss.distill_weight above 0
     """
     policy.train()
     on_device = [[batch.to(policy.device) for batch in batches] for batches in minibatches]
     old = _old_logprobs(policy, on_device, loss)
     reference = _reference_logprobs(policy, on_device, loss)
     updates, columns = [], []
-    taught: Sequence[Sequence[Lesson] | None] = lessons or [None] * len(minibatches)
-    for batches, olds, references, given in zip(on_device, old, reference, taught, strict=True):
+    each: Sequence[Sequence[Lesson] | None] = lessons or [None] * len(minibatches)
+    for batches, olds, references, given in zip(on_device, old, reference, each, strict=True):
         one, tokens = _one_update(policy, batches, olds, references, given, loss, learning_rate)
         updates.append(one)
         columns.append(tokens)
@@ -128,7 +128,7 @@ def update(
 def _old_logprobs(
     policy: TrainablePolicy, minibatches: Sequence[Batches], loss: LossConfig
 ) -> list[list[Tensor] | None]:
-    """Of each micro-batch at the present weights; None where they are those of the update's own forward."""
+    """Those of each micro-batch at the present weights; None where the update's own forward gives them."""
     if loss.old_policy == "update":
         return [None] * len(minibatches)
     return [None, *([policy.frozen_logprobs(batch) for batch in batches] for batches in minibatches[1:])]
@@ -269,7 +269,7 @@ def _summary(loss: float, grad_norm: float, tokens: TokenColumns) -> OneUpdate:
 
 
 def _gaps(columns: Sequence[TokenColumns], loss: LossConfig) -> tuple[GapFigures, GapFigures | None]:
-    """The gap at the weights that sampled, over every token that was forwarded there, and the gap after they moved."""
+    """The gap at the weights that sampled, over every token with a forward there, and the gap at later weights."""
     there = columns if loss.old_policy == "rollout" else columns[:1]
     first = TokenColumns.concatenate(there)
     mismatch = gap_figures(first.old_gap, first.turns, first.since_tool)
@@ -291,7 +291,7 @@ def _flat(one: OneUpdate) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity: None in their place."""
+    """Replaces NaN and infinity, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {key: _finite(v) for key, v in value.items()}
     if isinstance(value, list):
