@@ -1,8 +1,8 @@
 """The updates of one rollout: micro-batches through the policy and the loss, gradients summed, figures gathered.
 
 Invariants: with `loss.old_policy` "rollout" the old log-probabilities of every mini-batch are those of the weights
-that sampled, computed under the same micro-batches, so the first ratio is exactly 1. Inside an update the host never waits
-for the device. A loss or gradient that is not finite changes no weight on any rank.
+that sampled, computed under the same micro-batches, so the first ratio is exactly 1. Inside an update the host never
+waits for the device. A loss or gradient that is not finite changes no weight on any rank.
 """
 
 from __future__ import annotations
