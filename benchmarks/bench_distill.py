@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.bench_update import VOCABULARY, scripted_records
 from benchmarks.machine import describe, matrix_rate
-from benchmarks.scripted import load_workload
+from benchmarks.workload import load_workload
 from config import Config, parse_config
 from configs.schema import apply_override
 from policy import Policy, init_distributed

@@ -43,7 +43,8 @@ import main as program
 from benchmarks.machine import describe
 from benchmarks.memory_watch import Cap, HostWatch
 from benchmarks.run_watch import SaveWatch, StepWatch, alternate_grades, save_nothing, train_on
-from benchmarks.scripted import Row, ScriptedRun, length_of, load_workload, scripted_ids, scripts_of
+from benchmarks.scripted import ScriptedRun
+from benchmarks.workload import Row, length_of, load_workload, scripted_ids, scripts_of
 from config import Config, ConfigError
 from data import Problem
 from rollout.engine import RolloutEngine

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import policy as policy_module
 from benchmarks.kernels import kernel_times, time_table
 from benchmarks.machine import describe, matrix_rate
-from benchmarks.scripted import load_workload
+from benchmarks.workload import load_workload
 from config import Config, parse_config
 from configs.schema import apply_override
 from data import collate

@@ -20,8 +20,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.bench_rollout import rollout
-from benchmarks.scripted import ScriptedRun, load_workload, scripts_of
+from benchmarks.bench_rollout import CONTEXT, rollout
+from benchmarks.scripted import ScriptedRun
+from benchmarks.workload import load_workload, scripts_of
 from decode.graphs import rows_beside
 from decode.interface import Chunk, Done, Draws
 from rollout.engine import RolloutEngine
@@ -94,7 +95,7 @@ def simulate(
     workload: str, decoder: Any, clock: Clock, decode_rows: int, kv_tokens: int = 960_000, instant: bool = False
 ) -> RolloutStats:
     """One rollout of a workload by a decoder that moves the clock."""
-    rows, samples = load_workload(workload, 1)
+    rows, samples = load_workload(workload, context=CONTEXT)
     chat: Any = SimpleNamespace(stop_ids=frozenset())
     tool: Any = object()
     engine = RolloutEngine(
