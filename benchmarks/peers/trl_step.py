@@ -3,7 +3,7 @@
     python benchmarks/peers/trl_step.py --generation vllm --tokenizer FOLDER
     python benchmarks/peers/trl_step.py --generation batching --tokenizer FOLDER
 
-Needs requirements/peers.txt in an environment of its own, and one GPU. `vllm`: vLLM in the same process and on the same
+Needs requirements/peers.txt in an environment of its own, and one GPU. `vllm`: vLLM in the same process, on the same
 GPU; `batching`: the continuous batching of transformers. Every sequence has the workload's lengths (stop tokens are
 ignored), rewards are random, so no group is equal. Weights are random, bf16; they are written once, to --model.
 A prompt is text that the tokenizer turns into exactly the scripted number of tokens.
