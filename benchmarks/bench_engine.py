@@ -2,7 +2,7 @@
 
     python benchmarks/bench_engine.py [--workload retool_64]
 
-Prints one JSON line: processor time a step, scheduling and records included.
+Prints one JSON line: CPU time of a step, scheduling and records included.
 """
 
 from __future__ import annotations

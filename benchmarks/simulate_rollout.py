@@ -1,9 +1,9 @@
-"""How long a scripted rollout would take: the real engine and scheduler on a clock that a formula moves.
+"""Simulated seconds of a scripted rollout: the real engine and scheduler on a clock that a formula moves.
 
     python benchmarks/simulate_rollout.py --workload retool_256 --rows 256 --step-ms 0.78 --row-us 3.7 --token-kb 114.7
 
 A step takes step-ms, row-us for every token in it, and the reading of every key once at 4.27 TB/s. Tools answer after
-their scripted latency on the same clock. Host time is taken to hide behind the device. Defaults: Qwen3-0.6B, H200.
+their scripted latency on the same clock. Host time is assumed to hide behind the device. Defaults: Qwen3-0.6B, H200.
 """
 
 from __future__ import annotations
