@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from itertools import accumulate
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,3 +73,31 @@ def test_the_workloads_of_the_comparisons():
 def test_every_driver_names_a_shape_that_is_shipped():
     assert (shape_folder(vllm_rollout.parse([]).shape) / "config.json").is_file()
     assert (shape_folder(trl_step.parse(["--generation", "vllm", "--tokenizer", "x"]).shape) / "config.json").is_file()
+
+
+class FakeEngine:
+    """Answers every turn with the number of tokens asked for; keeps the length of every sequence it was given."""
+
+    def __init__(self):
+        self.lengths: dict[str, list[int]] = {}
+
+    async def generate(self, prompt, sampling, name):
+        trajectory, _, _ = name.rpartition("-")
+        self.lengths.setdefault(trajectory, []).append(len(prompt["prompt_token_ids"]))
+        count = sampling.max_tokens
+        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[7] * count, logprobs=[-1.0] * count)])
+
+
+def test_a_turn_is_submitted_with_all_that_came_before_it(monkeypatch):
+    kinds = SimpleNamespace(FINAL_ONLY=2)
+    fake = SimpleNamespace(SamplingParams=lambda **words: SimpleNamespace(**words), RequestOutputKind=kinds)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", fake)
+    rows, _ = load_workload("retool_64")
+    engine = FakeEngine()
+    driver = vllm_rollout.Driver(engine, vllm_rollout.parse(["--tools", "instant"]))
+    asyncio.run(driver.sweep("r0", rows, prompts_and_results(rows, 1000, seed=1)))
+    assert driver.tokens == 85_259
+    for index, row in enumerate(rows):
+        ends = [turn["new_tokens"] + turn.get("tool_tokens", 0) for turn in row["turns"]]
+        assert engine.lengths[f"r0-{index}"] == list(accumulate(ends[:-1], initial=row["prompt_tokens"]))
