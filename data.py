@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 from config import ConfigError, DataConfig, UserError
-from reward import check_answer
+from reward import check_answer, clean, equal
+
+MAX_DIGITS = 1000  # before or after the point; a number with a longer exponent stays a float
 
 
 class DataError(UserError, ValueError):
@@ -52,7 +58,7 @@ def load_problems(path: str | Path, config: DataConfig, setting: str = "data.pat
 def _parse_line(path: str | Path, number: int, line: str, config: DataConfig) -> Problem:
     where = f"{path}, line {number}"
     try:
-        row = json.loads(line)
+        row = json.loads(line, parse_float=_exact)
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: not JSON ({error.msg} at column {error.colno}); write one object a line") from error
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits; thousands of brackets
@@ -78,18 +84,75 @@ def _parse_line(path: str | Path, number: int, line: str, config: DataConfig) ->
         raise DataError(f"{where}: field {config.answer_field!r}: {error}") from error
 
 
+def _exact(text: str) -> float | Decimal:
+    """A float where it holds every digit of the text, else the decimal number itself."""
+    value, exact = float(text), Decimal(text)
+    held = math.isinf(value) or abs(exact.adjusted()) > MAX_DIGITS or Decimal(repr(value)) == exact
+    return value if held else exact
+
+
 def duplicates(problems: Sequence[Problem], path: str) -> str | None:
     """A warning with counts where a prompt occurs more than once; None where all are distinct."""
     counts = Counter(problem.prompt for problem in problems)
     if len(counts) == len(problems):
         return None
-    answers = {(problem.prompt, problem.answer) for problem in problems}
+    first: dict[str, str] = {}
+    torn = len(
+        {
+            problem.prompt
+            for problem in problems
+            if not equal(clean(first.setdefault(problem.prompt, problem.answer)), clean(problem.answer))
+        }
+    )
     text = (
         f"{path}: {len(problems)} rows hold {len(counts)} distinct prompts (the commonest {max(counts.values())} "
         "times); scripts/prepare_data.py writes each once"
     )
-    torn = sum(count > 1 for count in Counter(prompt for prompt, _ in answers).values())
     return text + (f"; {torn} {'prompt has' if torn == 1 else 'prompts have'} contradictory answers" if torn else "")
+
+
+# References that match themselves in a box, but hardly any response.
+_UNMATCHED = {
+    r"####": "a rationale; store what follows ####",
+    r"\\boxed|\\fbox|\\framebox": "holds a box; store what it holds",
+    r"(?<!\\)\\[(\[]|\*\*|`|</?[A-Za-z]+>": "holds markup; store the bare value",
+    r"(?i)\banswers?\b\s*(?:is|are|:|=)": "a sentence; store the bare value",
+    r"(?:\b[A-Za-z']+\s+){7}[A-Za-z]": "a sentence; store the bare value",
+    r"(?s)^(?!.*\\begin).*=.*\n|^(?!.*\\begin).*\n.*=": "a rationale of several lines; store its last value",
+    r"^\s*[+-]?[0-9.]+[eE][+-]?[0-9]+\s*$": "an exponent is not read as a number; write the number out",
+    r"^\s*[+-]?[0-9]{1,3}(?:[ _'][0-9]{3})+(?:\.[0-9]*)?\s*$": "digits are grouped by commas or not at all",
+    r"(?i)^\s*(?:nan|null|none|n/a|na|<na>|#n/a|#ref!|#value!|-|\?)\s*$": "a mark for a missing answer",
+}
+
+
+def unmatchable(references: Iterable[tuple[str, str]]) -> str | None:
+    """A warning where hardly any response can equal a reference, with the first; None where all are plain.
+
+    references: of each where it stands ("line 7"), and its text
+    """
+    found = [(where, text, why) for where, text in references if (why := _why_unmatchable(text))]
+    if not found:
+        return None
+    where, text, why = found[0]
+    count = "1 reference" if len(found) == 1 else f"{len(found)} references"
+    return f"hardly any response can match {count}; the first: {where}, {text!r:.80}: {why}"
+
+
+def _why_unmatchable(text: str) -> str | None:
+    for pattern, why in _UNMATCHED.items():
+        if re.search(pattern, text):
+            return why
+    kept = clean(text)
+    if kept.isascii() and kept.isprintable():
+        return None
+    words = any(unicodedata.category(char)[0] == "L" and not char.isascii() for char in kept)  # of another language
+    for char in kept:
+        category = unicodedata.category(char)
+        alike = unicodedata.normalize("NFKC", char) != char or category in ("Nd", "Nl", "No", "Pd")
+        if category[0] == "C" or (not char.isascii() and (alike or (not words and category[0] in "MPS"))):
+            name = unicodedata.name(char, "a control character")
+            return f"holds {name} (U+{ord(char):04X}); write what a model writes, in ASCII"
+    return None
 
 
 def distinct(problems: Sequence[Problem]) -> list[Problem]:

@@ -196,6 +196,8 @@ def _reference_text(answer: object) -> str | None:
         return format(Decimal(answer), "f")
     if isinstance(answer, float) and math.isfinite(answer):
         return format(Decimal(repr(answer)), "f")
+    if isinstance(answer, Decimal) and answer.is_finite():
+        return format(answer, "f")
     return None
 
 
