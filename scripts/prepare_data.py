@@ -219,7 +219,7 @@ _BLANK = re.compile(r"\s*")
 
 def _json_rows(path: Path, text: str, by_line: bool) -> Iterator[Row]:
     """Objects one after the other, and lists of them. by_line: each ends in the line in which it begins"""
-    for first, chunk in enumerate(io.StringIO(text, newline="\n") if by_line else [text], start=1):
+    for first, chunk in enumerate(text.split("\n") if by_line else [text], start=1):
         line, end = first, 0
         while end < len(chunk):
             begin = _BLANK.match(chunk, end).end()  # type: ignore[union-attr]  # matches at least nothing
@@ -258,9 +258,7 @@ def _table_rows(path: Path, text: str, delimiter: str, source: Source) -> Iterat
             _require_columns(path, header, source)
         elif cells:  # not a blank line
             if len(cells) != len(header):
-                why = (
-                    f"{len(cells)} cells below {len(header)} names; quote cells that hold {delimiter!r}, or it is cut"
-                )
+                why = f"{len(cells)} cells below {len(header)} names; quote cells with a {delimiter!r}, or it is cut"
                 raise PrepareError(f"{path}, line {line}: {why}")
             yield f"line {line}", dict(zip(header, cells, strict=True))
 
@@ -274,7 +272,7 @@ def _parquet_rows(path: Path, source: Source) -> Iterator[Row]:
             table = parquet.ParquetFile(file)
             columns = _require_columns(path, table.schema_arrow.names, source)
             yield from _arrow_rows(table.iter_batches(BATCH_ROWS, columns=columns))
-    except (pyarrow.ArrowException, OverflowError) as error:
+    except (OSError, OverflowError, pyarrow.ArrowException) as error:
         raise PrepareError(f"{path}: cannot be loaded: {_first_line(error)}; fetch it again") from error
 
 
@@ -314,7 +312,8 @@ def _with_columns(path: Path, rows: Iterable[Row], source: Source) -> Iterator[R
     for where, row in rows:
         seen.update(dict.fromkeys(row))
         yield where, row
-    _require_columns(path, list(seen), source)
+    if seen:
+        _require_columns(path, list(seen), source)
 
 
 def _require_columns(path: Path | str, present: list[str], source: Source) -> list[str]:
