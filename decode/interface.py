@@ -45,8 +45,11 @@ class Decoder(Protocol):
     """
 
     pipelined: bool
-    step_rows: int
-    captures: int  # CUDA graphs captured so far
+
+    @property
+    def step_rows(self) -> int: ...
+    @property
+    def captures(self) -> int: ...  # CUDA graphs captured so far
 
     def submit(self, chunks: Sequence[Chunk], temperature: float) -> Pending: ...
 

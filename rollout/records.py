@@ -12,7 +12,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from config import Config
 
 
 class StopReason(StrEnum):
@@ -60,6 +63,17 @@ class SamplingConfig:
     seed: int  # with policy_step, prompt, sample and position it determines every draw
     top_k: int = 0  # draw from the k likeliest tokens; 0: from all (as training must)
     top_p: float = 1.0  # draw from the fewest tokens that hold this probability; 1: from all (as training must)
+
+    @classmethod
+    def of(cls, config: Config, **changes: Any) -> SamplingConfig:
+        """How training samples under a run's settings, but for `changes`."""
+        rollout = config.rollout
+        training = {
+            "max_new_tokens": rollout.max_new_tokens, "temperature": rollout.temperature,
+            "n_samples_per_prompt": rollout.samples_per_prompt, "max_turns": rollout.max_turns,
+            "context_length": rollout.context_length, "seed": config.train.seed,
+        }  # fmt: skip
+        return cls(**(training | changes))
 
     @property
     def truncation(self) -> dict[str, Any]:

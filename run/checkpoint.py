@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from config import UserError
-from run.checksums import checksum
 
 CHECKSUMS = "checksums_rank_{}.json"
 
@@ -220,6 +219,12 @@ def _damage(folder: Path, name: str) -> CheckpointError:
     return CheckpointError(
         f"{folder / name}: is missing or differs from its checksum; remove {folder} and resume again{instead}"
     )
+
+
+def checksum(path: Path) -> str:
+    from run import tensorfiles  # imports torch, which a refused start does without
+
+    return tensorfiles.checksum(path)
 
 
 def _fits(state: dict[str, Any], folder: Path) -> bool:

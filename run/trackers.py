@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from config import ConfigError
+from config import ConfigError, LogConfig
 from run.files import write_whole, writing
-from settings.watch import LogConfig
 
 Numbers = dict[str, float]
 

@@ -1,7 +1,10 @@
 """`main.py check`, and the start of every run: does what was built work as it will be used?
 
-One line for each question; it passes, notes something to look at, or fails and says the mend. The check looks at the
-very parts that the run will use and leaves them as they were: nothing is trained, and no step shares its noise.
+One line for each question: ok, a note of something to look at, or a failure with its fix. The check uses the parts of
+the run and leaves them as they were: nothing is trained, and no step shares its noise.
+
+Left out: measured memory and measured step times. Memory is the forecast beside what the system says is free; time is
+scaled from the probe.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 
@@ -20,8 +24,11 @@ from config import UserError
 from data import ResponseTokenBatch
 from reward import grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason, Work
-from startup import budget
-from startup.parts import Parts
+from startup.building import Parts
+from startup.forecast import GIGABYTE, Memory
+
+if TYPE_CHECKING:
+    from rollout.engine import Tool
 
 GOLD_ROWS = 100
 SHOWN_TOKENS = 16  # of a prompt's end
@@ -31,6 +38,7 @@ SEED_OFFSET = 1 << 33  # neither training nor evaluation draws here
 MAX_MISMATCH = {"float32": 1e-4, "bfloat16": 0.02}
 MAX_RATIO_ERROR = 1e-3
 TOOL_PROGRAM, TOOL_OUTPUT = "print(6 * 7)", "42"
+LONGEST_IN_SECONDS, LONGEST_IN_MINUTES = 120, 7200  # seconds
 
 
 class CheckError(UserError, RuntimeError):
@@ -48,7 +56,7 @@ class Line:
 
 
 def check(parts: Parts) -> list[Line]:
-    """Every line, also after a failure; but nothing is sampled with ids that the model does not have."""
+    """Every line, also after a failure. Nothing is sampled where the tokenizer has ids that the model lacks."""
     given = [
         _check_prompt(parts),
         _check_lengths(parts),
@@ -69,8 +77,8 @@ def check(parts: Parts) -> list[Line]:
         _check_rollout(parts, records, rollout_seconds),
         mismatch,
         *_check_teacher(parts, records),
-        Line("memory", *budget.memory(parts.memory, parts.config.micro_batch_tokens, parts.policy.device)),
-        Line("time", "ok", budget.time(parts, records, rollout_seconds, forward_seconds)),
+        check_memory(parts.memory, parts.config.micro_batch_tokens, parts.policy.device),
+        _check_time(parts, records, rollout_seconds, forward_seconds),
         Line("mask", "ok", masked(records[0], parts.tokenizer.decode)),
     ]
 
@@ -82,25 +90,24 @@ def require_pass(lines: Sequence[Line]) -> None:
         raise CheckError(f"check failed: {'; '.join(failed)} (train.check=false starts anyway)")
 
 
-def masked(record: RolloutRecord, decode: Callable[..., str]) -> str:
-    """The trajectory's text, what the policy drew and is trained on between double brackets."""
+def masked(record: RolloutRecord, decode: Callable[..., object]) -> str:
+    """The trajectory's text, sampled (and trained) spans between double brackets."""
     text, place = "", 0
     for turn in record.turns:
-        text += decode(record.token_ids[place : turn.start], skip_special_tokens=False)
+        text += f"{decode(record.token_ids[place : turn.start], skip_special_tokens=False)}"
         text += f"⟦{decode(record.token_ids[turn.start : turn.end], skip_special_tokens=False)}⟧"
         place = turn.end
-    return text + decode(record.token_ids[place:], skip_special_tokens=False)
+    return f"{text}{decode(record.token_ids[place:], skip_special_tokens=False)}"
 
 
 def _probe(parts: Parts) -> list[RolloutRecord]:
-    rollout = parts.config.rollout
-    sampling = SamplingConfig(
-        max_new_tokens=min(rollout.max_new_tokens, PROBE_TOKENS),
-        temperature=rollout.temperature,
+    config = parts.config
+    sampling = SamplingConfig.of(
+        config,
+        max_new_tokens=min(config.rollout.max_new_tokens, PROBE_TOKENS),
         n_samples_per_prompt=PROBE_SAMPLES,
-        max_turns=min(rollout.max_turns, PROBE_TURNS),
-        context_length=rollout.context_length,
-        seed=parts.config.train.seed + SEED_OFFSET,
+        max_turns=min(config.rollout.max_turns, PROBE_TURNS),
+        seed=config.train.seed + SEED_OFFSET,
     )
     prompts = parts.data.prompts[:PROBE_PROMPTS]
     parts.policy.eval()
@@ -127,11 +134,11 @@ def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Line, flo
     if not ratio_error <= MAX_RATIO_ERROR:  # NaN fails too
         return Line("ratio", "FAIL", f"{text}: the forward does not repeat itself; remove dropout or noise"), seconds
     if not mean <= MAX_MISMATCH[parts.config.model.dtype]:
-        mend = "what is sampled is not what is trained; set model.attn_implementation=eager and report it"
+        fix = "what is sampled is not what is trained; set model.attn_implementation=eager and report it"
         if out.flips is not None and out.flips.any() and not parts.config.model.router_replay:
             share = out.flips.mean().item()
-            mend = f"{share:.1%} of the choices of experts differ between the two; set model.router_replay=true"
-        return Line("ratio", "FAIL", f"{text}: {mend}"), seconds
+            fix = f"{share:.1%} of the choices of experts differ between the two; set model.router_replay=true"
+        return Line("ratio", "FAIL", f"{text}: {fix}"), seconds
     return Line("ratio", "ok", text), seconds
 
 
@@ -153,10 +160,10 @@ def _check_prompt(parts: Parts) -> Line:
     tail = parts.tokenizer.decode(ids[-SHOWN_TOKENS:], skip_special_tokens=False)  # never a part of a control token
     shown = f"{len(ids)} tokens, ending in {tail!r}"
     if "boxed" not in text:
-        mend = (
+        fix = (
             "it does not ask for \\boxed{}, which alone is graded; ask in data.system_prompt if the model has to know"
         )
-        return Line("prompt", "note", f"{shown}: {mend}")
+        return Line("prompt", "note", f"{shown}: {fix}")
     return Line("prompt", "ok", shown)
 
 
@@ -184,12 +191,12 @@ def _check_held_out(parts: Parts) -> Line:
     count = len(parts.eval_data.problems)
     seen = sum(problem.prompt in trained for problem in parts.eval_data.problems)
     if seen:
-        return Line("held out", "note", f"{seen} of {count} evaluation prompts also stand in data.path")
-    return Line("held out", "ok", f"none of {count} evaluation prompts stands in data.path")
+        return Line("held out", "note", f"{seen} of {count} evaluation prompts are also in data.path")
+    return Line("held out", "ok", f"none of {count} evaluation prompts is in data.path")
 
 
 def _check_template(parts: Parts, records: Sequence[RolloutRecord]) -> Line:
-    """The probe of the template has passed where the chat exists; here real turns must stand verbatim in the line."""
+    """The chat's own probe of the template has passed; here sampled turns must be in the token ids verbatim."""
     suffixes = 0
     for record in records:
         rebuilt = list(parts.data.prompts[record.prompt_index])
@@ -211,8 +218,8 @@ def _check_stop_ids(parts: Parts) -> Line:
     names = ", ".join(f"{parts.tokenizer.convert_ids_to_tokens(i)} {i}" for i in stops)
     rows = _embedding_rows(parts)
     if len(parts.tokenizer) > rows:
-        mend = "name the model's own tokenizer in model.tokenizer_path"
-        return Line("stop ids", "FAIL", f"the tokenizer has {len(parts.tokenizer)} ids, the model {rows} rows: {mend}")
+        fix = "name the model's own tokenizer in model.tokenizer_path"
+        return Line("stop ids", "FAIL", f"the tokenizer has {len(parts.tokenizer)} ids, the model {rows} rows: {fix}")
     ends = getattr(parts.policy.model.generation_config, "eos_token_id", None)
     unknown = set(ends if isinstance(ends, list) else [ends]) - {None, *stops}
     if unknown:
@@ -221,7 +228,7 @@ def _check_stop_ids(parts: Parts) -> Line:
 
 
 def _embedding_rows(parts: Parts) -> int:
-    return parts.policy.model.get_input_embeddings().weight.shape[0]
+    return cast(torch.Tensor, parts.policy.model.get_input_embeddings().weight).shape[0]
 
 
 def _check_gold(parts: Parts) -> Line:
@@ -231,13 +238,13 @@ def _check_gold(parts: Parts) -> Line:
         text = parts.chat.answer(parts.chat.answer_ids(f"\\boxed{{{problem.answer}}}"))
         verdict = grade_trajectory(text, StopReason.ANSWERED, problem.answer)
         if not verdict.correct:
-            mend = "mend the row or the tokenizer"
-            text = f"line {problem.line}: its own answer {problem.answer!r} is graded {verdict.reason.value}: {mend}"
+            fix = "fix the row or the tokenizer"
+            text = f"line {problem.line}: its own answer {problem.answer!r} is graded {verdict.reason.value}: {fix}"
             return Line("gold", "FAIL", text)
     return Line("gold", "ok", f"the first {len(rows)} references, boxed, are graded right")
 
 
-def _check_tool(tool: Any) -> Line:
+def _check_tool(tool: Tool | None) -> Line:
     if tool is None:
         return Line("tool", "ok", "off")
     started = time.perf_counter()
@@ -256,3 +263,51 @@ def _check_rollout(parts: Parts, records: Sequence[RolloutRecord], seconds: floa
     if stops[StopReason.TOOL_INFRA.value]:
         return Line("rollout", "FAIL", f"{text}: the sandbox failed; see its report above")
     return Line("rollout", "ok", text)
+
+
+def check_memory(forecast: Memory, tokens: int, device: torch.device) -> Line:
+    """What is still to come (gradients, moments, one micro-batch) against what is free now."""
+    cuda = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if cuda else _free_host_bytes()
+    coming = forecast.to_come + (0 if forecast.optimizer_on_host and cuda else forecast.optimizer)
+    text = (
+        f"{forecast}; micro-batches of up to {tokens} tokens; at most {coming / GIGABYTE:.2f} "
+        f"GB are still to come, the rest is taken already; {free / GIGABYTE:.1f} GB free now"
+    )
+    if coming > free:
+        cache = "rollout.kv_memory_fraction" if cuda else "rollout.kv_tokens"
+        elsewhere = ", or set train.offload_optimizer" if cuda else ""
+        return Line("memory", "note", f"{text}: lower {cache} or train.max_tokens_per_micro_batch{elsewhere}")
+    return Line("memory", "ok", text)
+
+
+def _free_host_bytes() -> int:
+    words = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(words["MemAvailable"].split()[0]) * 1024
+
+
+def _check_time(
+    parts: Parts, records: Sequence[RolloutRecord], rollout_seconds: float, forward_seconds: float
+) -> Line:  # fmt: skip
+    """From the probe, which takes as many decode steps as its longest trajectory has sampled tokens."""
+    rollout = parts.config.rollout
+    decode = rollout_seconds / max(record.num_sampled for record in records)
+    rate = sum(len(record.token_ids) for record in records) / forward_seconds
+    passes = 4 - parts.memory.kept_layers / parts.memory.layers  # forward, backward (two), and a recomputed part
+    waves = -(-rollout.trajectories_per_step // (rollout.decode_rows * parts.world_size))
+    length = statistics.median(map(len, parts.data.prompts)) + rollout.max_new_tokens
+    sampling = waves * rollout.max_new_tokens * decode
+    update = rollout.trajectories_per_step / parts.world_size * length * passes / rate
+    text = (
+        f"a decode step {1000 * decode:.1f} ms, a forward {rate:.0f} tokens/s on {len(records)} rows; if every "
+        f"trajectory samples {rollout.max_new_tokens} tokens, a step takes about {spoken(sampling)} of sampling and "
+        f"{spoken(update)} of update, more for full rows"
+    )
+    return Line("time", "ok", text)
+
+
+def spoken(seconds: float) -> str:
+    """A duration in the unit that people would use."""
+    if seconds < LONGEST_IN_SECONDS:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < LONGEST_IN_MINUTES else f"{seconds / 3600:,.1f} hours"

@@ -52,7 +52,7 @@ def naming_the_setting(config: Config) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes; `update` comes and goes with the micro-batches, the rest stays."""
+    """Bytes; `update` is allocated and freed with each micro-batch, the rest stays."""
 
     weights: int
     gradients: int
@@ -62,20 +62,17 @@ class Memory:
     kept_layers: int  # whose activations are not computed again in the backward pass
     layers: int
     optimizer_on_host: bool
-    kv_released: bool  # the cache and the update are never there together
     teacher: TeacherMemory | None = None
     teacher_pass: int = 0  # of one full micro-batch, with the weights that come for it; no gradients are there then
 
     @property
     def device(self) -> int:
         states = (0 if self.optimizer_on_host else self.optimizer) + (self.teacher.resident if self.teacher else 0)
-        beside = max if self.kv_released else int.__add__
-        update = self.gradients + beside(self.kv_cache, self.update)
-        return self.weights + states + max(update, beside(self.kv_cache, self.teacher_pass))
+        return self.weights + states + self.kv_cache + self.to_come
 
     @property
     def to_come(self) -> int:
-        """What a step takes beside all that stays."""
+        """What a step allocates beside what stays."""
         return max(self.gradients + self.update, self.teacher_pass)
 
     def __str__(self) -> str:
@@ -106,7 +103,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class TeacherMemory:
-    """What the teacher of on-policy distillation takes of one process; bytes."""
+    """Bytes that the teacher of on-policy distillation takes in one process."""
 
     shape: Any  # its Hugging Face config
     size: int  # of an element
@@ -126,24 +123,24 @@ class TeacherMemory:
 
 
 def teacher_memory(config: Config, shape: Any, parameters: int, world_size: int, on_gpu: bool) -> TeacherMemory:
-    """For loss.distill_weight above 0; `startup.building.build_teacher` and update/teacher_weights.py do what it says.
+    """For loss.distill_weight above 0; it follows `startup.building.build_teacher` and update/teacher_weights.py.
 
     shape, parameters: the teacher's; on_gpu: else device and host are one memory
     """
-    told, size = config.teacher, 4 if config.model.dtype == "float32" else 2
+    own, size = config.teacher, 4 if config.model.dtype == "float32" else 2
     weights, head = size * parameters, size * shape.vocab_size * shape.hidden_size
-    waits = told.placement == "offload" and on_gpu
-    if told.source == "live":
+    waits = own.placement == "offload" and on_gpu
+    if own.source == "live":
         parts = {"lent": head, "kept": head}
-    elif told.source == "base" and config.lora.rank:
+    elif own.source == "base" and config.lora.rank:
         parts = {}
-    elif told.source == "ema":  # a mean in fp32, and a copy of it in the model's dtype
+    elif own.source == "ema":  # a mean in fp32, and a copy of it in the model's dtype
         parts = {"host" if waits else "resident": 4 * parameters, "lent": weights, "kept": head}
-    elif told.placement == "zero3":
+    elif own.placement == "zero3":
         parts = {"resident": head, "host": weights // world_size, "lent": size * min(parameters, GATHERED)}
     else:
         parts = {"host": weights, "lent": weights, "kept": head} if waits else {"resident": weights}
-    return TeacherMemory(shape, size, samples=told.divergence == "sampled", **parts)
+    return TeacherMemory(shape, size, samples=own.divergence == "sampled", **parts)
 
 
 def forecast(
@@ -169,7 +166,6 @@ def forecast(
         kept_layers=kept,
         layers=shape.num_hidden_layers,
         optimizer_on_host=config.train.offload_optimizer,
-        kv_released=config.rollout.release_kv,
         teacher=teacher,
         teacher_pass=teacher.of_pass(tokens) if teacher else 0,
     )

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 import main as program
 from config import load_config
 from run import checkpoint
-from run.checksums import checksum
+from run.tensorfiles import checksum
 from startup import arguments, inputs
 from tests.support.launch import (
     ROOT,

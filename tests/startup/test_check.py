@@ -10,12 +10,11 @@ import torch
 
 import main as program
 from config import load_config
-from data import Problem
+from data import Problem, TrainingData
 from rollout.records import SamplingConfig, StopReason, Work
 from startup.building import device_of
 from startup.check import CheckError, Line, check, masked, require_pass
 from tests.support.engines import FakeTool, Result
-from trainer import TrainingData
 
 ROOT = Path(__file__).parents[2]
 SAMPLING = SamplingConfig(
