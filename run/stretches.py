@@ -51,7 +51,7 @@ def settings_of(run_dir: Path, step: int) -> dict[str, Any]:
 
 
 def begin_stretch(run_dir: Path, first_step: int, resolved: str) -> None:
-    """Records `resolved` (JSON) as the settings of the steps from `first_step` on, replacing what was recorded for them."""
+    """Records `resolved` (JSON) as the settings of steps from `first_step` on, in place of what was recorded."""
     kept = [stretch for stretch in stretches(run_dir) if stretch.steps.start < first_step] if first_step > 1 else []
     config = json.loads(resolved)
     if not kept or differences(kept[-1].config, config):
