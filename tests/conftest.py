@@ -18,6 +18,7 @@ from config import ToolConfig
 from modeling.attention import IMPLEMENTATION
 from modeling.experts import IMPLEMENTATION as EXPERTS
 from rollout.chat.qwen3 import Qwen3Chat
+from tests.support.engines import FakeTool, generate, make_engine
 from tools import tool_schema
 
 transformers_logging.disable_progress_bar()
@@ -83,3 +84,9 @@ def model():
 @pytest.fixture(scope="module")
 def chat(tokenizer):
     return Qwen3Chat(tokenizer, tools=[tool_schema(ToolConfig())])
+
+
+@pytest.fixture(scope="module")
+def reference(model, chat):
+    """Four samples of each of four prompts."""
+    return generate(make_engine(model, chat, FakeTool()), chat)

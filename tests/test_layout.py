@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "reward": {"boxes", "config", "rollout.records"},
     "data": {"config", "reward", "rollout.records"},
     "update": {"config", "data", "modeling", "reward", "rollout.records"},
-    "run": {"config", "configs", "rollout.records", "update"},
+    "run": {"config", "configs", "rollout.records", "settings", "update"},
     "run.files": {"configs"},
     "policy": {"config", "modeling", "rollout.records", "run", "update"},
     "report": {"config", "configs", "run"},

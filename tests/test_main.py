@@ -24,6 +24,7 @@ from tests.support.launch import (
     SMALL,
     cut_back,
     error_of,
+    finished_run,
     metrics,
     numbers,
     run,
@@ -38,6 +39,12 @@ pytestmark = pytest.mark.usefixtures("in_the_repository")
 def engine_state(folder: Path) -> dict:
     [path] = (folder / "engine").glob("*optim_states.pt")
     return torch.load(path, weights_only=False)["optimizer_state_dict"]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """Four steps without a break."""
+    return finished_run(tmp_path_factory.mktemp("straight"))
 
 
 def test_a_run_leaves_config_metrics_trajectories_and_checkpoints(straight):

@@ -14,7 +14,7 @@ from decode.fallback import CaptureError, GraphsOrEager, capturing
 from decode.interface import LAST_DRAW, Done
 from tests.support.captured import gpu, make, rollout
 from tests.support.captured import graphs as captured
-from tests.support.engines import FakeTool, generate, make_engine, reference  # noqa: F401
+from tests.support.engines import FakeTool, generate, make_engine
 from tests.support.interpreted import DEVICE
 
 
@@ -47,7 +47,7 @@ def parts(model, fails_in: int):
     return graphs, GraphsOrEager(lambda: graphs, EagerDecoder(model, cache, "auto"))
 
 
-def test_a_capture_that_fails_at_the_start_leaves_an_eager_decoder(model, chat, reference, capfd):  # noqa: F811
+def test_a_capture_that_fails_at_the_start_leaves_an_eager_decoder(model, chat, reference, capfd):
     def refuse():
         with capturing():
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore words")
@@ -65,7 +65,7 @@ def test_a_capture_that_fails_at_the_start_leaves_an_eager_decoder(model, chat, 
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4, 12])
-def test_a_capture_that_fails_in_the_middle_of_a_rollout_changes_no_id(model, chat, reference, capfd, steps):  # noqa: F811
+def test_a_capture_that_fails_in_the_middle_of_a_rollout_changes_no_id(model, chat, reference, capfd, steps):
     graphs, decoder = parts(model, fails_in=steps)
     assert (decoder.pipelined, decoder.captures, decoder.step_rows) == (True, 5, 128)
     engine = make_engine(model, chat, FakeTool(), decoder=decoder)

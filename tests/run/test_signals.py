@@ -139,7 +139,7 @@ def test_a_second_term_ends_the_process_at_once():
 
 def test_under_a_launcher_the_signal_that_it_forwards_is_not_a_second_one():
     code = (
-        "import os, signal, time\nfrom runtime import interruption\n"
+        "import os, signal, time\nfrom run import signals as interruption\n"
         "with interruption.Interruption() as asked:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    print(asked.agreed(lambda item: [item]).name, flush=True)\n"

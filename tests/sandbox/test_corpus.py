@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import sandbox_corpus
 
-HERE = Path(__file__).resolve().parent
+from tests.support import sandbox_corpus
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
 FULL = ()
 SECCOMP_AND_LANDLOCK = ("namespaces",)
 NOTHING = ("namespaces", "landlock", "seccomp")
@@ -26,7 +27,7 @@ def _pass(
 ) -> dict[str, dict]:
     if not other_user:
         return sandbox_corpus.run(import_filter, without, ids)
-    script, user = str(HERE / "sandbox_corpus.py"), str(HERE / "sandbox_user.py")
+    script, user = str(SUPPORT / "sandbox_corpus.py"), str(SUPPORT / "sandbox_user.py")
     command = [sys.executable, "-B", user, sys.executable, "-B", script, import_filter, *without]
     run = subprocess.run(command, cwd="/", stdout=subprocess.PIPE, text=True, check=True, timeout=300)
     rows = [json.loads(line) for line in run.stdout.splitlines()]

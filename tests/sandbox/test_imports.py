@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandbox.child.single_use import imports, source
+from sandbox.child import imports, source
 
 
 def _refusal(code: str) -> str:

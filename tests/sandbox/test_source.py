@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandbox.child.single_use import source
+from sandbox.child import source
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What several test files use of test_graphs."""
+"""Engines over captured graphs."""
 
 from __future__ import annotations
 

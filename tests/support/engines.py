@@ -1,12 +1,10 @@
-"""What several test files use of test_engine."""
+"""Engines with scripted tools and decoders."""
 
 from __future__ import annotations
 
 import dataclasses
 from concurrent.futures import Future
 from dataclasses import dataclass
-
-import pytest
 
 from decode.cache import PagedCache
 from decode.eager import EagerDecoder
@@ -66,11 +64,6 @@ def prompts(chat, count=4) -> list[list[int]]:
 
 def generate(engine, chat, *, count=4, work=Work, step=0, **changes):
     return engine.generate(RolloutRequest(prompts(chat, count), step, work()), sampling(**changes))
-
-
-@pytest.fixture(scope="module")
-def reference(model, chat):
-    return generate(make_engine(model, chat, FakeTool()), chat)
 
 
 class LaggingDecoder(EagerDecoder):

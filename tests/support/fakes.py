@@ -1,4 +1,4 @@
-"""What several test files use of test_trainer."""
+"""Stand-ins for the chat and the policy of a trainer."""
 
 from __future__ import annotations
 

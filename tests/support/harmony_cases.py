@@ -1,4 +1,4 @@
-"""What several test files use of test_harmony."""
+"""Harmony turns with their parse, and the oracle that reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from rollout.chat.harmony_turns import CONTROLS, Message, read_messages
 from tests.support.harmony_tokens import build_tokenizer
 
-HANDED = json.loads((Path(__file__).parent / "cases" / "harmony.json").read_text(encoding="utf-8"))
+HANDED = json.loads((Path(__file__).parents[1] / "cases" / "harmony.json").read_text(encoding="utf-8"))
 
 
 TOKENIZER = build_tokenizer()

@@ -1,4 +1,4 @@
-"""What several test files use of test_main."""
+"""Runs of main.py, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -58,12 +58,6 @@ def trajectories(run_dir: Path, step: int) -> list[dict]:
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """Four steps without a break."""
-    return finished_run(tmp_path_factory.mktemp("straight"))
 
 
 def cut_back(straight: Path, run_dir: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What several test files use of test_update."""
+"""Objectives, and the gradients that they leave."""
 
 from __future__ import annotations
 

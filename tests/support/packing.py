@@ -1,4 +1,4 @@
-"""What several test files use of test_attention."""
+"""Packed and paged batches of random tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several test files use of test_policy."""
+"""Policies on CPU, their batches and gradients."""
 
 from __future__ import annotations
 

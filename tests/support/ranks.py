@@ -1,4 +1,4 @@
-"""What several test files use of test_ranks."""
+"""Runs on several ranks."""
 
 from __future__ import annotations
 

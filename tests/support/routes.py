@@ -1,4 +1,4 @@
-"""What several test files use of test_routing."""
+"""Batches of a mixture of experts with their routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several test files use of test_scripts."""
+"""The environment in which launch scripts are tried."""
 
 from __future__ import annotations
 

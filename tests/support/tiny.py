@@ -1,4 +1,4 @@
-"""What several test files use of test_tiny_model."""
+"""Files of the tiny model."""
 
 from __future__ import annotations
 

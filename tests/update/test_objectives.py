@@ -8,9 +8,8 @@ import itertools
 import pytest
 import torch
 
-import update
 from tests.support.oracle import agrees, config, mutant, ours
-from update import corrections, losses, minibatch
+from update import corrections, losses, minibatch, update
 
 POLICIES = ("dapo", "grpo", "dr_grpo", "gspo", "cispo")
 IMPORTANCE = ("off", "token", "sequence", "token_mask", "sequence_mask")

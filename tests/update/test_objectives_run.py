@@ -82,7 +82,7 @@ def test_the_audit_recomputes_what_it_can_and_says_what_it_cannot(straight, tmp_
 def test_steps_that_are_not_finite_end_the_run_with_their_batches_kept(tmp_path, capsys):
     settings = ("train.max_bad_steps=2", "train.steps=3", "train.save_every=0")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("update.batch_loss", _spoilt)
+        patch.setattr("update.update.batch_loss", _spoilt)
         assert run(tmp_path / "run", *settings) == 2
     message = capsys.readouterr().err
     assert "step 2: loss or gradient not finite in 2 steps in a row" in message and message.count("\n") == 1

@@ -146,7 +146,9 @@ def test_what_is_not_finite_changes_no_weight_and_leaves_no_trace(dtype, fault, 
     loss = broken.config.loss
     with monkeypatch.context() as patch:
         if fault == "loss":  # its own gradient is finite: the constant is added
-            patch.setattr("update.batch_loss", lambda *args: (lambda v, c: (v + math.inf, c))(*batch_loss(*args)))
+            patch.setattr(
+                "update.update.batch_loss", lambda *args: (lambda v, c: (v + math.inf, c))(*batch_loss(*args))
+            )
         else:
             handle = broken.model.get_input_embeddings().weight.register_hook(lambda g: g * math.inf)
         stats = update(broken, [batches], loss, 1e-3)

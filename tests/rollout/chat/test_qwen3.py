@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rollout.chat.qwen3 import ChatTemplateError, Qwen3Chat
 
-CASES = Path(__file__).parent / "cases"
+CASES = Path(__file__).parents[2] / "cases"
 HANDED = json.loads((CASES / "chat_qwen3.json").read_text(encoding="utf-8"))
 HYBRID = (CASES / "qwen3_hybrid.jinja").read_text(encoding="utf-8")
 TOOLS = [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rollout.chat.toolcall import Call, CallError, CallErrorCode, ToolSchemas, parse_calls
 
-CASES = Path(__file__).parent / "cases"
+CASES = Path(__file__).parents[2] / "cases"
 PYTHON = {
     "type": "function",
     "function": {
