@@ -34,7 +34,7 @@ from configs.schema import (
     without_removed,
 )  # fmt: skip
 
-__all__ = ["Config", "ConfigError", "UserError", "load_config", "load_resolved", "parse_config", "with_defaults"]
+__all__ = ["Config", "ConfigError", "UserError", "load_config", "parse_config", "with_defaults"]
 
 VERSION = "0.1.0"  # of the program, as in pyproject.toml; each run's config.json holds it
 
@@ -437,6 +437,7 @@ _FOREIGN = {
     "router_aux_loss_coef": "the auxiliary loss of whole batches depends on their split; set loss.router_balance",
     "batch_size": "set rollout.trajectories_per_step and train.max_tokens_per_micro_batch",
 }
+_RESOLVED = {"model", "data", "rollout", "tool", "reward", "loss", "train"}  # together in resolved settings alone
 # What earlier versions had.
 _REMOVED = (
     Removed(
@@ -449,17 +450,12 @@ _REMOVED = (
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Reads a JSON file and applies `section.field=value` overrides (JSON values; a bare word is a string).
 
-    Raises ConfigError with field, value and fix; nothing is written and no model is built.
+    The file may be the resolved `config.json` of a run, also an older one. Raises ConfigError with field, value
+    and fix; nothing is written and no model is built.
     """
-    return _overridden(read_json(path), overrides)
-
-
-def load_resolved(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """As `load_config`, for the resolved settings in a run folder, which an earlier version may have written."""
-    return _overridden(with_defaults(read_json(path)), overrides)
-
-
-def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> Config:
+    raw = read_json(path)
+    if raw.keys() >= _RESOLVED:
+        raw = with_defaults(raw)
     for text in overrides:
         apply_override(raw, text)
     return parse_config(raw)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from config import Config, UserError, load_config, load_resolved, parse_config
+from config import Config, UserError, load_config, parse_config
 from configs.schema import listing
 from run.files import OUT, say, sole_writer
 from run.signals import Interruption
@@ -83,12 +83,12 @@ def _train(words: Sequence[str]) -> int:
 
 
 def _require_health(parts: Parts) -> None:
-    """Runs and prints the check, without the long line of the mask. Raises CheckError where a line fails."""
+    """Runs and prints the check, without the long mask. Raises CheckError where something fails."""
     from startup.check import check, require_pass
 
-    lines = check(parts)
-    say("\n".join(str(line) for line in lines if line.name != "mask"))
-    require_pass(lines)
+    findings = check(parts)
+    say("\n".join(str(found) for found in findings if found.name != "mask"))
+    require_pass(findings)
 
 
 def _check(words: Sequence[str]) -> int:
@@ -96,9 +96,9 @@ def _check(words: Sequence[str]) -> int:
 
     args = arguments.check_parser().parse_args(words)
     with built(load_config(args.config, args.set)) as parts:
-        lines = check(parts) if parts.rank == 0 else []
-    print("\n".join(map(str, lines)), end="\n" if lines else "")
-    return int(any(line.state == "FAIL" for line in lines))
+        findings = check(parts) if parts.rank == 0 else []
+    print("\n".join(map(str, findings)), end="\n" if findings else "")
+    return int(any(found.state == "FAIL" for found in findings))
 
 
 def _settings(words: Sequence[str]) -> int:
@@ -153,7 +153,7 @@ def _audit(words: Sequence[str]) -> int:
     if args.math_verify:
         from audit.second_opinion import list_disagreements
 
-        config = load_resolved(run_dir / "config.json")
+        config = load_config(run_dir / "config.json")
         return list_disagreements(run_dir, inputs.load_chat(config, inputs.load_tokenizer(config)).answer)
     counts: Counter[str] = Counter()
     problems: list[str] = []
@@ -175,7 +175,7 @@ def _report(words: Sequence[str]) -> int:
 
     args = arguments.report_parser().parse_args(words)
     run_dir = run_folder.existing_run(args.run)
-    tokenizer = inputs.load_tokenizer(load_resolved(run_dir / "config.json"))
+    tokenizer = inputs.load_tokenizer(load_config(run_dir / "config.json"))
     print(write_report(run_dir, tokenizer, args.out, args.trajectories))
     return 0
 

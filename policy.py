@@ -172,9 +172,9 @@ class Policy:
         """
         (folder / "engine").mkdir(parents=True, exist_ok=True)
         files = self._engine.checkpoint_engine = EngineFiles(folder)
-        with ThreadPoolExecutor(1) as beside:
-            weights = beside.submit(self._save_weights, folder)
-            with _stream_beside(self.device):
+        with ThreadPoolExecutor(1) as pool:
+            weights = pool.submit(self._save_weights, folder)
+            with _own_stream(self.device):
                 self._engine._save_zero_checkpoint(str(folder), "engine")
                 files.save(random_state(), folder / "engine" / f"random_rank_{dist.get_rank()}.pt")
                 for name, part in self.saved_beside.items() if dist.get_rank() == 0 else ():
@@ -184,7 +184,7 @@ class Policy:
 
     def _save_weights(self, folder: Path) -> None:
         adapters_alone = self.config.lora.rank > 0  # the frozen weights are in model.path
-        with _stream_beside(self.device):
+        with _own_stream(self.device):
             self._engine._save_checkpoint(str(folder), "engine", exclude_frozen_parameters=adapters_alone)
 
     def load(self, folder: Path) -> None:
@@ -216,7 +216,7 @@ class Policy:
 
     def save_pretrained(self, folder: Path) -> None:
         """The Hugging Face copy, or with LoRA the adapters in peft's form; rank 0 alone. Holds it in host memory."""
-        with _stream_beside(self.device):
+        with _own_stream(self.device):
             if self.config.lora.rank:
                 lora.save_adapters(self.model, self.config.lora, folder)
             else:
@@ -244,8 +244,8 @@ def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:
         "steps_per_print": 1 << 40,
     }
     if config.model.dtype == "bfloat16":
-        # Without the last line micro-batches would be added up in bf16.
-        # Stage 1 would add each micro-batch to the ones before once more, were they not taken at once.
+        # Without grad_accum_dtype micro-batches would be added up in bf16.
+        # Without immediate_grad_update stage 1 would add each micro-batch to the earlier ones twice.
         settings["bf16"] = {"enabled": True, "immediate_grad_update": True}
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings
@@ -261,7 +261,7 @@ def build_reference(config: Config, device: torch.device) -> Reference | None:
 
 
 @contextlib.contextmanager
-def _stream_beside(device: torch.device) -> Iterator[None]:
+def _own_stream(device: torch.device) -> Iterator[None]:
     """A separate CUDA stream, so that copies to the host do not queue behind the next rollout's decode steps."""
     if device.type != "cuda":
         yield

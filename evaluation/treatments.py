@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from config import Config, ConfigError, load_config, load_resolved
+from config import Config, ConfigError, load_config
 from evaluation.scores import Evaluation, Problem, eval_sampling, results
 from rollout.records import Sample
 from run import checkpoint
@@ -121,8 +121,7 @@ def choose_checkpoint(
         chosen = _on_base(adapters)
     elif folder:
         chosen = [f"model.path={folder}", "model.tokenizer_path=", "model.random_weights=false"]
-    chosen += overrides
-    settings = load_config(config, chosen) if config else load_resolved(Path(str(run)) / "config.json", chosen)
+    settings = load_config(config or Path(str(run)) / "config.json", [*chosen, *overrides])
     if not settings.eval.path:
         raise ConfigError("eval.path", "", "name the problems, e.g. --set eval.path=data/aime_2024.jsonl")
     checkpoint.require_whole(folder or Path(settings.model.path))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from config import Config, UserError, load_resolved
+from config import Config, UserError, load_config
 from run.files import json_lines
 from run.stretches import Stretch, stretches
 
@@ -36,7 +36,7 @@ class Run:
 def read_run(path: Path) -> Run:
     """Raises RunError, DamageError or ConfigError."""
     rows = read_metrics(path)
-    config = load_resolved(path / "config.json")
+    config = load_config(path / "config.json")
     return Run(path, config, rows, _columns(rows, stretches(path)))
 
 

@@ -28,18 +28,18 @@ from torch import Tensor
 PIECE = 256 << 20  # bytes of pinned memory: several segments, which are summed at once
 SEGMENT = 64 << 20  # bytes under one digest: part of what a checksum means
 THREADS = 8
-ALONE = 1 << 20  # bytes up to which a thread of the pool is not worth its start
+ALONE = 1 << 20  # bytes up to which threads do not pay
 
 
 def save(state: Any, path: Path) -> str:
     """Writes what `torch.load` reads, tensors of the GPU as if they were the host's; returns the file's checksum."""
-    torch.serialization.set_crc32_options(False)  # half of the time, and it would read the stand-ins
+    torch.serialization.set_crc32_options(False)  # CRC32 takes half of the time, and would read the stand-ins
     with _TensorFile(path) as file:
         pickler = SimpleNamespace(__name__="pickle", Pickler=file.pickler())
         try:
             torch.save(state, cast(IO[bytes], file), pickle_module=pickler)
         except RuntimeError as error:
-            if isinstance(error.__context__, OSError):  # after it torch ended the file all the same, and failed again
+            if isinstance(error.__context__, OSError):  # torch then finished the file anyway, and failed again
                 raise error.__context__ from None
             raise
         return file.checksum()
@@ -65,7 +65,7 @@ def host_copies(state: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     given = dict(found)
     yield given
     given.clear()
-    while found:  # to give memory back takes 60 ms a gigabyte, with the lock: not all at once
+    while found:  # freeing takes 60 ms a gigabyte, with the lock held: one tensor at a time
         found.popitem()
 
 
@@ -86,20 +86,20 @@ class SummedFile:
         self._file.close()
 
     def write(self, data: bytes | memoryview) -> int:
-        """Returns when all of `data` is written and summed up; it may change then."""
+        """Returns when all of `data` is written and summed; it may change afterwards."""
         content = memoryview(data).cast("B")
         pieces = list(self._by_segment(content))
-        run = map if len(content) <= ALONE else self._pool.map  # a piece a digest: their order does not matter
+        run = map if len(content) <= ALONE else self._pool.map  # one piece per digest: their order does not matter
         summed = run(lambda piece: piece[0].update(piece[1]), pieces)
         rest = content
-        while rest:  # the system takes 2 GB at most, and a disk that fills up a part first
+        while rest:  # the system writes 2 GB at most, and a full disk a part
             rest = rest[self._file.write(rest) :]
         list(summed)
         self._size += len(content)
         return len(content)
 
     def flush(self) -> None:
-        """Nothing is held back; writers of Python files call it."""
+        """Nothing is buffered; Python's file writers call it."""
 
     def checksum(self) -> str:
         """Of what was written so far."""
@@ -142,7 +142,7 @@ def _whole(digests: Iterable[bytes]) -> str:
 
 
 class _TensorFile(SummedFile):
-    """Writes a storage of the GPU where it is given the host storage that stands for it."""
+    """Writes a GPU storage in place of the host storage that stands in for it."""
 
     def __init__(self, path: Path):
         super().__init__(path)

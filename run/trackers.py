@@ -120,7 +120,7 @@ class WeightsAndBiases:
         self._run.log(numbers(row))
 
     def rewind(self, step: int) -> None:
-        """Repeated steps stand twice in W&B, with equal values."""
+        """Repeated steps appear twice in W&B, with equal values."""
 
     def close(self) -> None:
         self._run.finish()
@@ -139,7 +139,7 @@ class Trackio:
         self._run.log(values, step=row["step"])
 
     def rewind(self, step: int) -> None:
-        """Repeated steps stand twice in trackio, with equal values."""
+        """Repeated steps appear twice in trackio, with equal values."""
 
     def close(self) -> None:
         self._run.finish()

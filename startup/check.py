@@ -1,7 +1,7 @@
 """`main.py check`, and the start of every run: does what was built work as it will be used?
 
-One line for each question: ok, a note of something to look at, or a failure with its fix. The check uses the parts of
-the run and leaves them as they were: nothing is trained, and no step shares its noise.
+One finding for each question: ok, a note of something to look at, or a failure with its fix. The check uses the parts
+of the run and leaves them as they were: nothing is trained, and no step shares its noise.
 
 Left out: measured memory and measured step times. Memory is the forecast beside what the system says is free; time is
 scaled from the probe.
@@ -46,7 +46,7 @@ class CheckError(UserError, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Finding:
     name: str
     state: Literal["ok", "note", "FAIL"]
     text: str
@@ -55,8 +55,8 @@ class Line:
         return f"{self.state:4}  {self.name:9} {self.text}"
 
 
-def check(parts: Parts) -> list[Line]:
-    """Every line, also after a failure. Nothing is sampled where the tokenizer has ids that the model lacks."""
+def check(parts: Parts) -> list[Finding]:
+    """Every finding, also after a failure. Nothing is sampled where the tokenizer has ids that the model lacks."""
     given = [
         _check_prompt(parts),
         _check_lengths(parts),
@@ -79,13 +79,13 @@ def check(parts: Parts) -> list[Line]:
         *_check_teacher(parts, records),
         check_memory(parts.memory, parts.config.micro_batch_tokens, parts.policy.device),
         _check_time(parts, records, rollout_seconds, forward_seconds),
-        Line("mask", "ok", masked(records[0], parts.tokenizer.decode)),
+        Finding("mask", "ok", masked(records[0], parts.tokenizer.decode)),
     ]
 
 
-def require_pass(lines: Sequence[Line]) -> None:
-    """Raises CheckError naming every failed line."""
-    failed = [f"{line.name}: {line.text}" for line in lines if line.state == "FAIL"]
+def require_pass(findings: Sequence[Finding]) -> None:
+    """Raises CheckError naming every failure."""
+    failed = [f"{found.name}: {found.text}" for found in findings if found.state == "FAIL"]
     if failed:
         raise CheckError(f"check failed: {'; '.join(failed)} (train.check=false starts anyway)")
 
@@ -119,7 +119,7 @@ def _packed(records: Sequence[RolloutRecord]) -> ResponseTokenBatch:
 
 
 @torch.no_grad()
-def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Line, float]:
+def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Finding, float]:
     """The training forward of what was sampled, twice; with the seconds of the second."""
     batch = _packed(records).to(parts.policy.device)
     out = parts.policy.token_logprobs(batch)
@@ -132,29 +132,31 @@ def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Line, flo
     mean, largest = difference.mean().item(), difference.max().item()
     text = f"off 1 by {ratio_error:.1g}; |sampling - training log-prob| mean {mean:.2g}, largest {largest:.2g}"
     if not ratio_error <= MAX_RATIO_ERROR:  # NaN fails too
-        return Line("ratio", "FAIL", f"{text}: the forward does not repeat itself; remove dropout or noise"), seconds
+        return Finding(
+            "ratio", "FAIL", f"{text}: the forward does not repeat itself; remove dropout or noise"
+        ), seconds
     if not mean <= MAX_MISMATCH[parts.config.model.dtype]:
         fix = "what is sampled is not what is trained; set model.attn_implementation=eager and report it"
         if out.flips is not None and out.flips.any() and not parts.config.model.router_replay:
             share = out.flips.mean().item()
             fix = f"{share:.1%} of the choices of experts differ between the two; set model.router_replay=true"
-        return Line("ratio", "FAIL", f"{text}: {fix}"), seconds
-    return Line("ratio", "ok", text), seconds
+        return Finding("ratio", "FAIL", f"{text}: {fix}"), seconds
+    return Finding("ratio", "ok", text), seconds
 
 
-def _check_teacher(parts: Parts, records: Sequence[RolloutRecord]) -> list[Line]:
+def _check_teacher(parts: Parts, records: Sequence[RolloutRecord]) -> list[Finding]:
     """One pass over the probe; not where other ranks hold a part of the teacher (ZeRO-3)."""
     if parts.teacher is None and parts.config.teacher.path:
-        return [Line("teacher", "note", "teacher.path is not used, since loss.distill_weight is 0")]
+        return [Finding("teacher", "note", "teacher.path is not used, since loss.distill_weight is 0")]
     if parts.teacher is None or (parts.config.teacher.placement == "zero3" and parts.world_size > 1):
         return []
     started = time.perf_counter()
     gap = parts.teacher.gap(_packed(records), parts.data.teacher_prompts[:PROBE_PROMPTS])
     text = f"KL(policy || teacher) about {gap:.3g} nats a token; a pass took {time.perf_counter() - started:.2f} s"
-    return [Line("teacher", "ok" if math.isfinite(gap) else "FAIL", text)]
+    return [Finding("teacher", "ok" if math.isfinite(gap) else "FAIL", text)]
 
 
-def _check_prompt(parts: Parts) -> Line:
+def _check_prompt(parts: Parts) -> Finding:
     ids = parts.data.prompts[0]
     text = parts.tokenizer.decode(ids, skip_special_tokens=False)
     tail = parts.tokenizer.decode(ids[-SHOWN_TOKENS:], skip_special_tokens=False)  # never a part of a control token
@@ -163,11 +165,11 @@ def _check_prompt(parts: Parts) -> Line:
         fix = (
             "it does not ask for \\boxed{}, which alone is graded; ask in data.system_prompt if the model has to know"
         )
-        return Line("prompt", "note", f"{shown}: {fix}")
-    return Line("prompt", "ok", shown)
+        return Finding("prompt", "note", f"{shown}: {fix}")
+    return Finding("prompt", "ok", shown)
 
 
-def _check_lengths(parts: Parts) -> Line:
+def _check_lengths(parts: Parts) -> Finding:
     lengths = sorted(map(len, parts.data.prompts))
     limit, turn = parts.config.rollout.context_length, parts.config.rollout.max_new_tokens
     high = lengths[min(len(lengths) - 1, int(0.95 * len(lengths)))]
@@ -177,25 +179,25 @@ def _check_lengths(parts: Parts) -> Line:
     )
     tight = sum(length + turn > limit for length in lengths)
     if tight:
-        return Line("lengths", "note", f"{text}; {tight} leave less than one turn (rollout.max_new_tokens={turn})")
-    return Line("lengths", "ok", text)
+        return Finding("lengths", "note", f"{text}; {tight} leave less than one turn (rollout.max_new_tokens={turn})")
+    return Finding("lengths", "ok", text)
 
 
-def _check_held_out(parts: Parts) -> Line:
+def _check_held_out(parts: Parts) -> Finding:
     if parts.eval_data is None:
         text = "no evaluation (eval.path is empty)"
         if parts.config.eval.every or parts.config.eval.at_start:
-            return Line("held out", "note", f"{text}, although eval.every or eval.at_start asks for one")
-        return Line("held out", "ok", text)
+            return Finding("held out", "note", f"{text}, although eval.every or eval.at_start asks for one")
+        return Finding("held out", "ok", text)
     trained = {problem.prompt for problem in parts.data.problems}
     count = len(parts.eval_data.problems)
     seen = sum(problem.prompt in trained for problem in parts.eval_data.problems)
     if seen:
-        return Line("held out", "note", f"{seen} of {count} evaluation prompts are also in data.path")
-    return Line("held out", "ok", f"none of {count} evaluation prompts is in data.path")
+        return Finding("held out", "note", f"{seen} of {count} evaluation prompts are also in data.path")
+    return Finding("held out", "ok", f"none of {count} evaluation prompts is in data.path")
 
 
-def _check_template(parts: Parts, records: Sequence[RolloutRecord]) -> Line:
+def _check_template(parts: Parts, records: Sequence[RolloutRecord]) -> Finding:
     """The chat's own probe of the template has passed; here sampled turns must be in the token ids verbatim."""
     suffixes = 0
     for record in records:
@@ -207,31 +209,35 @@ def _check_template(parts: Parts, records: Sequence[RolloutRecord]) -> Line:
                 rebuilt += parts.chat.reply_ids(drawn, [call.text for call in turn.calls])
                 suffixes += 1
         if tuple(rebuilt) != record.token_ids:
-            return Line("template", "FAIL", "a trajectory is not prompt, sampled ids and derived suffixes; report it")
-    return Line(
+            return Finding(
+                "template", "FAIL", "a trajectory is not prompt, sampled ids and derived suffixes; report it"
+            )
+    return Finding(
         "template", "ok", f"keeps its prefix; {suffixes} tool results appended as derived, sampled ids verbatim"
     )
 
 
-def _check_stop_ids(parts: Parts) -> Line:
+def _check_stop_ids(parts: Parts) -> Finding:
     stops = sorted(parts.chat.stop_ids)
     names = ", ".join(f"{parts.tokenizer.convert_ids_to_tokens(i)} {i}" for i in stops)
     rows = _embedding_rows(parts)
     if len(parts.tokenizer) > rows:
         fix = "name the model's own tokenizer in model.tokenizer_path"
-        return Line("stop ids", "FAIL", f"the tokenizer has {len(parts.tokenizer)} ids, the model {rows} rows: {fix}")
+        return Finding(
+            "stop ids", "FAIL", f"the tokenizer has {len(parts.tokenizer)} ids, the model {rows} rows: {fix}"
+        )
     ends = getattr(parts.policy.model.generation_config, "eos_token_id", None)
     unknown = set(ends if isinstance(ends, list) else [ends]) - {None, *stops}
     if unknown:
-        return Line("stop ids", "note", f"{names}; the model's generation config also ends at {sorted(unknown)}")
-    return Line("stop ids", "ok", names)
+        return Finding("stop ids", "note", f"{names}; the model's generation config also ends at {sorted(unknown)}")
+    return Finding("stop ids", "ok", names)
 
 
 def _embedding_rows(parts: Parts) -> int:
     return cast(torch.Tensor, parts.policy.model.get_input_embeddings().weight).shape[0]
 
 
-def _check_gold(parts: Parts) -> Line:
+def _check_gold(parts: Parts) -> Finding:
     """The reference, boxed and sent through the tokenizer, must be right."""
     rows = parts.data.problems[:GOLD_ROWS]
     for problem in rows:
@@ -240,32 +246,32 @@ def _check_gold(parts: Parts) -> Line:
         if not verdict.correct:
             fix = "fix the row or the tokenizer"
             text = f"line {problem.line}: its own answer {problem.answer!r} is graded {verdict.reason.value}: {fix}"
-            return Line("gold", "FAIL", text)
-    return Line("gold", "ok", f"the first {len(rows)} references, boxed, are graded right")
+            return Finding("gold", "FAIL", text)
+    return Finding("gold", "ok", f"the first {len(rows)} references, boxed, are graded right")
 
 
-def _check_tool(tool: Tool | None) -> Line:
+def _check_tool(tool: Tool | None) -> Finding:
     if tool is None:
-        return Line("tool", "ok", "off")
+        return Finding("tool", "ok", "off")
     started = time.perf_counter()
     result = tool.submit(TOOL_PROGRAM).result()
     said = f"{TOOL_PROGRAM} gave {result.status} {result.text.strip()!r}"
     if result.status != "ok" or result.text.strip() != TOOL_OUTPUT:
-        return Line("tool", "FAIL", f"{said}: see the sandbox's report above, or set tool.enabled=false")
-    return Line("tool", "ok", f"{said} in {1000 * (time.perf_counter() - started):.1f} ms")
+        return Finding("tool", "FAIL", f"{said}: see the sandbox's report above, or set tool.enabled=false")
+    return Finding("tool", "ok", f"{said} in {1000 * (time.perf_counter() - started):.1f} ms")
 
 
-def _check_rollout(parts: Parts, records: Sequence[RolloutRecord], seconds: float) -> Line:
+def _check_rollout(parts: Parts, records: Sequence[RolloutRecord], seconds: float) -> Finding:
     calls = Counter(call.status for record in records for turn in record.turns for call in turn.calls)
     stops = Counter(record.stop.value for record in records)
     text = f"{len(records)} trajectories, {sum(r.num_sampled for r in records)} tokens, {seconds:.2f} s; "
     text += f"stops {dict(stops)}, calls {dict(calls)}"
     if stops[StopReason.TOOL_INFRA.value]:
-        return Line("rollout", "FAIL", f"{text}: the sandbox failed; see its report above")
-    return Line("rollout", "ok", text)
+        return Finding("rollout", "FAIL", f"{text}: the sandbox failed; see its report above")
+    return Finding("rollout", "ok", text)
 
 
-def check_memory(forecast: Memory, tokens: int, device: torch.device) -> Line:
+def check_memory(forecast: Memory, tokens: int, device: torch.device) -> Finding:
     """What is still to come (gradients, moments, one micro-batch) against what is free now."""
     cuda = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if cuda else _free_host_bytes()
@@ -277,8 +283,8 @@ def check_memory(forecast: Memory, tokens: int, device: torch.device) -> Line:
     if coming > free:
         cache = "rollout.kv_memory_fraction" if cuda else "rollout.kv_tokens"
         elsewhere = ", or set train.offload_optimizer" if cuda else ""
-        return Line("memory", "note", f"{text}: lower {cache} or train.max_tokens_per_micro_batch{elsewhere}")
-    return Line("memory", "ok", text)
+        return Finding("memory", "note", f"{text}: lower {cache} or train.max_tokens_per_micro_batch{elsewhere}")
+    return Finding("memory", "ok", text)
 
 
 def _free_host_bytes() -> int:
@@ -288,7 +294,7 @@ def _free_host_bytes() -> int:
 
 def _check_time(
     parts: Parts, records: Sequence[RolloutRecord], rollout_seconds: float, forward_seconds: float
-) -> Line:  # fmt: skip
+) -> Finding:  # fmt: skip
     """From the probe, which takes as many decode steps as its longest trajectory has sampled tokens."""
     rollout = parts.config.rollout
     decode = rollout_seconds / max(record.num_sampled for record in records)
@@ -303,7 +309,7 @@ def _check_time(
         f"trajectory samples {rollout.max_new_tokens} tokens, a step takes about {spoken(sampling)} of sampling and "
         f"{spoken(update)} of update, more for full rows"
     )
-    return Line("time", "ok", text)
+    return Finding("time", "ok", text)
 
 
 def spoken(seconds: float) -> str:

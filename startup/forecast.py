@@ -1,8 +1,8 @@
-"""What a run will hold in memory, from its shape and settings alone; bytes of one process.
+"""Forecasts a run's memory from its shape and settings alone; bytes of one process.
 
-Sums of tensors, without the allocator's slack and the libraries' own buffers, so read it as +-30 %. Model states
+Sums of tensors, without the allocator's slack and the libraries' buffers: accurate to about 30 %. Model states
 follow ZeRO-2: weights whole; gradients, fp32 copies and Adam moments in 1 / world_size parts. A teacher's pass comes
-between rollout and update, and has a peak of its own. `micro_batch_tokens` answers train.max_tokens_per_micro_batch
+between rollout and update, and has its own peak. `micro_batch_tokens` answers train.max_tokens_per_micro_batch
 "auto" from the same sums.
 
 Left out: that prompts with teacher.privilege are longer than the policy's.
@@ -29,14 +29,14 @@ GATHERED = 1_000_000_000  # most parameters that ZeRO-3 has whole at a time, Dee
 
 
 class OutOfMemory(UserError, RuntimeError):
-    """The GPU is full."""
+    """The GPU's memory is full."""
 
     of_one_rank = True
 
 
 @contextmanager
 def naming_the_setting(config: Config) -> Iterator[None]:
-    """Turns torch's error of a full GPU into one line that names the settings to lower. Raises OutOfMemory."""
+    """Turns torch's out-of-memory error into one line that names the settings to lower. Raises OutOfMemory."""
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
@@ -174,7 +174,7 @@ def forecast(
 def micro_batch_tokens(
     config: Config, shape: Any, room: int, teacher: TeacherMemory | None = None, gradients: int = 0
 ) -> int:  # fmt: skip
-    """The most tokens, up to a limit, whose layers can all be kept in `room` bytes; but no fewer than one row needs.
+    """The most tokens, up to a limit, whose layers can all be kept in `room` bytes; at least one sequence's.
 
     Fewer layers are kept rather than fewer than FEW_TOKENS tokens taken, and less than that only where nothing else
     fits. The teacher's pass must fit too.

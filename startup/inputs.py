@@ -1,4 +1,4 @@
-"""What a run is given: batch maths, tokenizer, chat format, problems and the model's shape.
+"""Loads and checks a run's inputs: batch maths, tokenizer, chat format, problems and the model's shape.
 
 Everything here is refused, with one line, before anything is written, built or put on a GPU.
 """
@@ -55,7 +55,7 @@ def load_chat(config: Config, tokenizer: PreTrainedTokenizerBase) -> Chat:
 def load_data(config: Config, chat: Chat, path: str, once: bool = False) -> TrainingData:
     """The problems of a file with their rendered prompts. Raises DataError or ConfigError.
 
-    once: the first row of each prompt alone, as an evaluation needs
+    once: keep the first line of each prompt alone, as an evaluation needs
     """
     from data import TrainingData, distinct, duplicates, load_problems, render_prompts
 
@@ -84,7 +84,7 @@ def _renderer(config: Config, chat: Chat) -> Callable[[str], list[int]]:
 
 
 def add_teacher_prompts(config: Config, chat: Chat, data: TrainingData, shape: PretrainedConfig) -> TrainingData:
-    """The data with what a privileged teacher reads in place of each prompt; as it is where there is none.
+    """Adds what a privileged teacher reads in place of each prompt; without teacher.privilege returns `data`.
 
     shape: the teacher's Hugging Face config
     """
@@ -121,12 +121,10 @@ def check_model(config: Config, adapters: Path | None = None) -> PretrainedConfi
     shape = _shape("model.path", config.model, config.rollout.context_length)
     experts = getattr(shape, "num_local_experts", 0)
     if config.model.router_replay and not experts:
-        raise ConfigError(
-            "model.router_replay", True, f"{shape.model_type} has no experts whose choice could be replayed; set false"
-        )
+        raise ConfigError("model.router_replay", True, f"{shape.model_type} has no experts to replay; set false")
     if config.loss.router_balance and not experts:
         value = config.loss.router_balance
-        raise ConfigError("loss.router_balance", value, f"{shape.model_type} has no experts to share alike; set 0")
+        raise ConfigError("loss.router_balance", value, f"{shape.model_type} has no experts to balance; set 0")
     return shape
 
 
@@ -134,7 +132,7 @@ def check_teacher(config: Config, tokenizer: PreTrainedTokenizerBase) -> Pretrai
     """The shape of a teacher with weights of its own, else None. Its vocabulary must be the policy's.
 
     Heads of different lengths are allowed where both tokenizers give every token the same id: models of one family pad
-    their heads differently, and the further rows belong to no token.
+    their heads differently, and the extra rows belong to no token.
     """
     if config.loss.distill_weight == 0:
         return None
