@@ -13,13 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from config import Config, UserError
 from modeling.activations import LAYERS_AT_ONCE
 from modeling.logprob import CHUNK_LOGITS
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 GIGABYTE = 1e9
 MOST_TOKENS = 32_768  # beyond it a larger micro-batch gains nothing that was measured
@@ -105,7 +108,7 @@ class Memory:
 class TeacherMemory:
     """Bytes that the teacher of on-policy distillation takes in one process."""
 
-    shape: Any  # its Hugging Face config
+    shape: PretrainedConfig
     size: int  # of an element
     resident: int = 0  # on the device all the time
     host: int = 0
@@ -122,7 +125,9 @@ class TeacherMemory:
         return 0 if self.samples else self.kept + _logits(self.shape, tokens)
 
 
-def teacher_memory(config: Config, shape: Any, parameters: int, world_size: int, on_gpu: bool) -> TeacherMemory:
+def teacher_memory(
+    config: Config, shape: PretrainedConfig, parameters: int, world_size: int, on_gpu: bool
+) -> TeacherMemory:
     """For loss.distill_weight above 0; it follows `startup.building.build_teacher` and update/teacher_weights.py.
 
     shape, parameters: the teacher's; on_gpu: else device and host are one memory
@@ -144,7 +149,7 @@ def teacher_memory(config: Config, shape: Any, parameters: int, world_size: int,
 
 
 def forecast(
-    config: Config, shape: Any, parameters: int, kv_cache: int, world_size: int, room: int | None = None,
+    config: Config, shape: PretrainedConfig, parameters: int, kv_cache: int, world_size: int, room: int | None = None,
     trained: int | None = None, teacher: TeacherMemory | None = None,
 ) -> Memory:  # fmt: skip
     """shape: the Hugging Face config; parameters: their number; kv_cache: bytes, as allocated.
@@ -172,7 +177,7 @@ def forecast(
 
 
 def micro_batch_tokens(
-    config: Config, shape: Any, room: int, teacher: TeacherMemory | None = None, gradients: int = 0
+    config: Config, shape: PretrainedConfig, room: int, teacher: TeacherMemory | None = None, gradients: int = 0
 ) -> int:  # fmt: skip
     """The most tokens, up to a limit, whose layers can all be kept in `room` bytes; at least one sequence's.
 
@@ -195,7 +200,7 @@ def micro_batch_tokens(
     return max(longest, largest(shape.num_hidden_layers), min(FEW_TOKENS, largest(0)))
 
 
-def _update(config: Config, shape: Any, tokens: int, room: int | None) -> tuple[int, int]:
+def _update(config: Config, shape: PretrainedConfig, tokens: int, room: int | None) -> tuple[int, int]:
     """Bytes of activations and logits, and the number of layers kept."""
     choice, layers = config.model.gradient_checkpointing, shape.num_hidden_layers
     if choice == "auto" and room is not None:
@@ -206,7 +211,7 @@ def _update(config: Config, shape: Any, tokens: int, room: int | None) -> tuple[
     return _activations(config, shape, tokens, kept) + _logits(shape, tokens), kept
 
 
-def _activations(config: Config, shape: Any, tokens: int, kept: int) -> int:
+def _activations(config: Config, shape: PretrainedConfig, tokens: int, kept: int) -> int:
     """Of `kept` layers in full, of the others what enters them, and of the layers at work in the backward pass."""
     size = 4 if config.model.dtype == "float32" else 2
     layers = shape.num_hidden_layers
@@ -214,7 +219,7 @@ def _activations(config: Config, shape: Any, tokens: int, kept: int) -> int:
     return tokens * ((kept + at_work) * _layer_bytes(shape, size) + (layers - kept) * shape.hidden_size * size)
 
 
-def _layer_bytes(shape: Any, size: int) -> int:
+def _layer_bytes(shape: PretrainedConfig, size: int) -> int:
     """Bytes a token that one layer keeps: the residual and its norm twice, q and k before and after the rotation, v,
     what attention gives, and the MLP's gate and up (and their product, where the kernels do not compute it again).
 
@@ -228,5 +233,5 @@ def _layer_bytes(shape: Any, size: int) -> int:
     return size * (4 * shape.hidden_size + (3 * heads + 3 * groups) * head_size + mlp)
 
 
-def _logits(shape: Any, tokens: int) -> int:
+def _logits(shape: PretrainedConfig, tokens: int) -> int:
     return 3 * 4 * min(CHUNK_LOGITS, tokens * shape.vocab_size)  # logits, their softmax, and a gradient, fp32
