@@ -4,7 +4,7 @@ Each turn of the loop submits one plan of the scheduler, reads what an earlier o
 calls. Where the decoder can, a step is submitted before the one before it is read, so that the device never waits for
 the host; a row that turns out to have ended loses the draw that was already on its way. No call blocks the loop while
 another row can decode, `rollout.deterministic` excepted. The engine has DeepSpeed's `RolloutEngine` surface
-(`generate`, `sync_weights`, `shutdown`) and is registered as one in main.py; weights need no sync.
+(`generate`, `sync_weights`, `shutdown`); weights need no sync.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def build_teacher(config: Config, policy: Policy, device: torch.device) -> Teach
     module, weights = builders[settings.source](config, policy, device)
     temperature = config.rollout.temperature if settings.temperature is None else settings.temperature
     measure = Measure(settings.divergence, settings.beta, temperature, settings.top_k)
-    return Teacher(module, weights, measure, device, vocabulary=_head_rows(policy.model))
+    return Teacher(module, weights, measure, device, len(policy.model.get_output_embeddings().weight))
 
 
 def _live_teacher(config: Config, policy: Policy, device: torch.device) -> tuple[PredictingStates, Weights]:
@@ -214,10 +214,6 @@ def _home(config: Config, device: torch.device) -> torch.device:
     import torch
 
     return device if config.teacher.placement == "gpu" else torch.device("cpu")
-
-
-def _head_rows(model: PreTrainedModel) -> int:
-    return model.get_output_embeddings().weight.shape[0]
 
 
 def plan_memory(
