@@ -108,7 +108,7 @@ def _settings(words: Sequence[str]) -> int:
 
 
 def _evaluate(words: Sequence[str]) -> int:
-    from evaluation.scores import report_lines, write_results
+    from evaluation.scores import table_lines, write_results
     from evaluation.treatments import Treatment, choose_checkpoint, run_treatments, treated
     from run.files import require_writable
     from run.ranks import Ranks
@@ -135,7 +135,7 @@ def _evaluate(words: Sequence[str]) -> int:
             found["settings"]["adapters"] = str(adapters)
         say(f"scores of {config.model.path}" + (f" with the LoRA adapters of {adapters}" if adapters else ""))
         try:
-            say("\n".join(report_lines(found)))
+            say("\n".join(table_lines(found)))
         finally:  # a full disk stops one of the two at most
             write_results(chosen.out, found, OUT)
         say(f"written to {chosen.out}")
@@ -150,11 +150,6 @@ def _audit(words: Sequence[str]) -> int:
     args = arguments.audit_parser().parse_args(words)
     run_dir = run_folder.existing_run(args.run)
     read_metrics(run_dir)  # refuses a run that took no step
-    if args.math_verify:
-        from audit.second_opinion import list_disagreements
-
-        config = load_config(run_dir / "config.json")
-        return list_disagreements(run_dir, inputs.load_chat(config, inputs.load_tokenizer(config)).answer)
     counts: Counter[str] = Counter()
     problems: list[str] = []
     missing: list[str] = []

@@ -19,7 +19,7 @@ import torch
 from config import TrainConfig
 from data import ProblemStream
 from evaluation import scores
-from reward import Grade, grade_trajectory, score, shaping
+from reward import Grade, grade_trajectory, score
 from rollout.records import RolloutRecord, SamplingConfig, Scored
 from run import checkpoint
 from run.badsteps import BadSteps, InfraError, check_sandbox
@@ -28,7 +28,8 @@ from run.ranks import Ranks
 from run.signals import Interruption, Request
 from run.stretches import begin_stretch
 from run.writers import RunWriter
-from update import entropies, groups
+from update import groups
+from update.batch import by_trajectory
 from update.minibatch import plan_updates, why_no_update
 from update.update import UpdateStats, update
 
@@ -145,7 +146,7 @@ class Trainer:
         with self._clock("write"):
             if self._writer:
                 answers = [self.data.problems[index].answer for index in sampled.indices]
-                known = entropies.by_line(updates, stats.entropies) if stats else {}
+                known = by_trajectory(updates, stats.entropies) if stats else {}
                 self.ranks.attempt(
                     self._writer.trajectories, step + 1, sampled.records, sampled.scored, answers, known
                 )  # fmt: skip
@@ -199,10 +200,7 @@ class Trainer:
         indices: the problem of each prompt_index
         """
         answers = [self.data.problems[index].answer for index in indices]
-        grades = self._grades(records, answers)
-        settings = self.config.reward
-        shaped = [shaping(record, verdict, settings) for record, verdict in zip(records, grades, strict=True)]
-        return groups.with_overlong_penalty(score(records, grades, settings.scale, shaped), self.config)
+        return score(records, self._grades(records, answers), self.config)
 
     def _grades(self, records: Sequence[RolloutRecord], answers: Sequence[str]) -> list[Grade]:
         """answers: the reference of each prompt, by prompt_index."""

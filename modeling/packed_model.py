@@ -19,7 +19,7 @@ from modeling.routing import Recorded
 
 
 class PackedBatch(Protocol):
-    """The fields of `data.ResponseTokenBatch` that a forward needs. N tokens, M of them predict a target."""
+    """The fields of `update.batch.ResponseTokenBatch` that a forward needs. N tokens, M of them predict a target."""
 
     @property
     def input_ids(self) -> Tensor: ...  # [1, N]

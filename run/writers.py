@@ -62,7 +62,7 @@ class RunWriter:
 
     def trajectories(
         self, step: int, records: Sequence[RolloutRecord], scored: Sequence[Scored], answers: Sequence[str],
-        entropies: Mapping[tuple[int, ...], Sequence[float]] = trajectories.NONE,
+        entropies: Mapping[tuple[int, int], Sequence[float]] = trajectories.NONE,
     ) -> None:  # fmt: skip
         """See `run.trajectories.write_step`; then drops the oldest steps beyond the bound."""
         trajectories.write_step(self._run_dir, step, records, scored, answers, entropies)

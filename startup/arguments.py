@@ -60,11 +60,6 @@ def audit_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("run", metavar="RUN", help="the run's folder")
     parser.add_argument("--no-tools", action="store_true", help="do not run the tool calls again")
-    parser.add_argument(
-        "--math-verify",
-        action="store_true",
-        help="instead list the grades that the math-verify package disagrees with",
-    )
     return parser
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from audit.again import Again
+    from audit.replay import Resampler
     from data import TrainingData
     from decode.cache import PagedCache
     from decode.interface import Decoder
@@ -149,7 +149,7 @@ def build_teacher(config: Config, policy: Policy, device: torch.device) -> Teach
 
 def _live_teacher(config: Config, policy: Policy, device: torch.device) -> tuple[PredictingStates, Weights]:
     from modeling.packed_model import PredictingStates
-    from update.teacher_weights import Live
+    from update.teacher import Live
 
     return PredictingStates(policy.model, config.model.attn_implementation), Live(policy.model)
 
@@ -160,7 +160,7 @@ def _base_teacher(config: Config, policy: Policy, device: torch.device) -> tuple
         return _own_teacher(config, policy, device)
     from modeling import lora
     from modeling.packed_model import PredictingStates
-    from update.teacher_weights import Resident
+    from update.teacher import Resident
 
     module = PredictingStates(policy.model, config.model.attn_implementation)
     return module, Resident(policy.model, lambda: lora.without_adapters(policy.model))
@@ -169,7 +169,7 @@ def _base_teacher(config: Config, policy: Policy, device: torch.device) -> tuple
 def _own_teacher(config: Config, policy: Policy, device: torch.device) -> tuple[PredictingStates, Weights]:
     """Frozen weights of its own, waiting where teacher.placement says."""
     from modeling.packed_model import PredictingStates
-    from update.teacher_weights import Parked, Resident, Sharded
+    from update.teacher import Parked, Resident, Sharded
 
     model = _frozen_model(config, device)
     module = PredictingStates(model, config.model.attn_implementation)
@@ -181,8 +181,7 @@ def _own_teacher(config: Config, policy: Policy, device: torch.device) -> tuple[
 def _mean_teacher(config: Config, policy: Policy, device: torch.device) -> tuple[PredictingStates, Weights]:
     """The running mean of the policy's weights, which checkpoints hold."""
     from modeling.packed_model import PredictingStates
-    from update.teacher import TEACHER_MEAN
-    from update.teacher_weights import RunningMean
+    from update.teacher import TEACHER_MEAN, RunningMean
 
     model = _frozen_model(config, device)
     mean = RunningMean(model, policy.model, config.teacher.ema_decay, device, _home(config, device))
@@ -194,7 +193,7 @@ def _frozen_model(config: Config, device: torch.device) -> PreTrainedModel:
     """A teacher's weights where they wait between passes."""
     from modeling.families import can_fuse
     from modeling.loading import build_model
-    from update.teacher_weights import frozen
+    from update.teacher import frozen
 
     home, own = _home(config, device), config.teacher.source == "model"
     # Not fused under ZeRO-3, which gathers a module's weights where it is called: the kernels read norms elsewhere.
@@ -349,12 +348,12 @@ def sample_with(engine: RolloutEngine) -> Sample:
 
 def build_again(
     config: Config, shape: PretrainedConfig, model: PreTrainedModel, chat: Chat, tool: PythonTool | None
-) -> Again:
+) -> Resampler:
     """What replays trajectories of a run over one model."""
-    from audit.again import Again
+    from audit.replay import Resampler
     from modeling.attention import SOFTMAX
     from rollout.records import SamplingConfig
 
     cache = build_cache(config, shape, model, model.device)
     engine = build_engine(config, build_decoder(config, model, cache, model.device), cache, chat, tool)
-    return Again(engine, model, SOFTMAX[config.model.attn_implementation], SamplingConfig.of(config))
+    return Resampler(engine, model, SOFTMAX[config.model.attn_implementation], SamplingConfig.of(config))

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 
 from config import UserError
-from data import ResponseTokenBatch
 from reward import grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason, Work
 from startup.building import Parts
 from startup.forecast import GIGABYTE, Memory
+from update.batch import ResponseTokenBatch
 
 if TYPE_CHECKING:
     from rollout.engine import Tool

@@ -128,7 +128,7 @@ class TeacherMemory:
 def teacher_memory(
     config: Config, shape: PretrainedConfig, parameters: int, world_size: int, on_gpu: bool
 ) -> TeacherMemory:
-    """For loss.distill_weight above 0; it follows `startup.building.build_teacher` and update/teacher_weights.py.
+    """For loss.distill_weight above 0; it follows `startup.building.build_teacher` and update/teacher.py.
 
     shape, parameters: the teacher's; on_gpu: else device and host are one memory
     """

@@ -29,17 +29,16 @@ ALLOWED: dict[str, set[str] | None] = {
     "rollout.records": {"config"},
     "rollout.pages": set(),
     "rollout.scheduler": {"decode.interface", "rollout.pages"},
-    "boxes": set(),
-    "reward": {"boxes", "config", "rollout.records"},
-    "data": {"config", "reward", "rollout.records"},
-    "update": {"config", "data", "modeling", "reward", "rollout.records"},
+    "reward": {"config", "rollout.records"},
+    "data": {"config", "reward"},
+    "update": {"config", "modeling", "rollout.records"},
     "run": {"config", "configs", "rollout.records", "settings", "update"},
     "run.files": {"configs"},
     "policy": {"config", "modeling", "rollout.records", "run", "update"},
     "report": {"config", "configs", "run"},
-    "evaluation": {"config", "reward", "boxes", "rollout.records", "run"},
-    "audit": {"config", "configs", "decode", "modeling", "rollout", "run"},
-    "audit.losses": set(),
+    "evaluation": {"config", "reward", "rollout.records", "run"},
+    "audit": {"config", "configs", "decode", "modeling", "rollout", "run", "update.losses"},
+    "audit.losses": {"update.losses"},
     "trainer": {"config", "data", "evaluation", "reward", "rollout.records", "run", "startup", "update"},
     "startup": {"config", "configs", "data", "decode", "modeling", "reward", "rollout", "run", "tools", "update"},
     "startup.arguments": {"config"},
@@ -47,9 +46,9 @@ ALLOWED: dict[str, set[str] | None] = {
     "main": ANY_OF_OURS,
 }  # fmt: skip
 # Where heavy libraries may come in.
-MAY_IMPORT = {"deepspeed": {"policy", "main", "run.engine_files", "update.teacher_weights"}}
+MAY_IMPORT = {"deepspeed": {"policy", "main", "run.engine_files", "update.teacher"}}
 NO_TORCH = (
-    "boxes", "config", "configs", "decode.interface", "report", "reward", "rollout.chat.harmony_prompt",
+    "config", "configs", "decode.interface", "report", "reward", "rollout.chat.harmony_prompt",
     "rollout.chat.harmony_turns", "rollout.chat.toolcall", "rollout.episode", "rollout.pages", "rollout.records",
     "rollout.scheduler", "run.checkpoint", "run.console", "run.files", "run.stretches",
     "run.trajectories", "run.writers", "sandbox", "startup.arguments", "tools", "update.groups",
@@ -116,7 +115,7 @@ def test_heavy_libraries_stay_where_they_belong(module):
         assert not roots & {"torch", "transformers", "numpy"}
 
 
-BARE = {"config", "configs", "run.files", "boxes", "reward", "sandbox"}
+BARE = {"config", "configs", "run.files", "reward", "sandbox"}
 
 
 @pytest.mark.parametrize("module", sorted(m for m in SOURCES if {m, m.split(".")[0]} & BARE))

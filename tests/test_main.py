@@ -258,7 +258,7 @@ def test_looking_at_a_folder_without_a_run_is_refused(capsys, tmp_path):
 def test_a_run_that_took_no_step_is_refused_in_one_line(capsys, tmp_path):
     folder = write_run(tmp_path / "run", [])
     for words in ("metrics.jsonl is empty; the run has not finished a step", "no metrics.jsonl; name the folder"):
-        for command in (["report"], ["audit", "--no-tools"], ["audit", "--math-verify"]):
+        for command in (["report"], ["audit", "--no-tools"]):
             assert program.main([*command, str(folder)]) == 2
             message = capsys.readouterr().err
             assert message.startswith(f"error: {folder}: {words}") and message.count("\n") == 1
