@@ -68,7 +68,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64, help="rollout.decode_rows of each process")
     parser.add_argument("--kv-tokens", type=int, default=None, help="default: what all trajectories together need")
     parser.add_argument("--forced-tokens", type=int, default=512, help="rollout.forced_tokens")
-    parser.add_argument("--release-kv", action="store_true", help="rollout.release_kv")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--by-rows", action="store_true", help="also device time by sequences in a step, on one GPU")
     parser.add_argument("--repeat", type=int, default=1)
@@ -100,7 +99,6 @@ def run(options: argparse.Namespace) -> None:
         if ranks.rank == 0:
             line = {
                 "tools": tools, "all_seconds": [r["seconds"] for r in results], "start_seconds": start_seconds,
-                "memory_seconds": [round(r["stats"][0].memory_seconds, 3) for r in results],
             }  # fmt: skip
             report(options, rows, model, cache, bandwidth, best[tools], line | describe(device))
             if times:
@@ -117,7 +115,7 @@ def build_engine(options: argparse.Namespace, rows: list[dict], device: torch.de
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=IMPLEMENTATION).eval()
     tokens = options.kv_tokens or sum(map(length_of, rows)) + 32 * len(rows)
     pages = 1 + -(-tokens // 16)
-    cache = PagedCache(config, pages, 16, dtype, device, releasable=options.release_kv)
+    cache = PagedCache(config, pages, 16, dtype, device)
     settings = SimpleNamespace(
         rollout=SimpleNamespace(
             cuda_graphs=not options.eager, decode_rows=options.rows, context_length=CONTEXT, temperature=1.0,
@@ -132,7 +130,7 @@ def build_engine(options: argparse.Namespace, rows: list[dict], device: torch.de
     engine = RolloutEngine(
         decoder, chat, object(), decode_rows=options.rows, page_size=16, num_pages=pages, prefill_tokens=8192,
         forced_tokens=options.forced_tokens if decoder.pipelined else 0, step_rows=decoder.step_rows,
-        progress=run_type.watch, resident=cache.resident,
+        progress=run_type.watch,
     )  # fmt: skip
     engine.run_type = run_type
     return engine, model, cache, round(time.perf_counter() - started, 1)

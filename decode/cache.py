@@ -7,9 +7,7 @@ belongs to nobody: padding of fixed-shape batches writes there. Who owns which p
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +16,6 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from config import ConfigError, RolloutConfig
-from decode.device_memory import ReleasableMemory
 from modeling.attention import KEY_MULTIPLE, MIN_ROWS, PLAIN, Extras, Softmax, round_up, visible
 from modeling.routing import UNKNOWN, Recorder
 
@@ -28,38 +25,20 @@ class PagedCache:
 
     def __init__(
         self, config: PretrainedConfig, num_pages: int, page_size: int, dtype: torch.dtype,
-        device: torch.device | str, *, releasable: bool = False,
+        device: torch.device | str,
     ):  # fmt: skip
-        """releasable: on CUDA, the memory is there only within `resident`, always at one address."""
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.page_size = page_size
         self.num_pages = num_pages
         # [L, 2, P, G, page_size, D]; zeros, since masked slots are read and 0 x NaN would be NaN
         shape = (config.num_hidden_layers, 2, num_pages, heads, page_size, width)
-        self._memory: ReleasableMemory | None = None
-        if releasable:
-            self._memory = ReleasableMemory(math.prod(shape) * dtype.itemsize, torch.device(device))
-            self.kv = self._memory.tensor.view(dtype).view(shape)
-        else:
-            self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        self.kv = torch.zeros(shape, dtype=dtype, device=device)
         # The experts of each token, beside its keys  # [L, P, page_size, k] uint8; None in a dense model
         self.routes: Tensor | None = None
         if getattr(config, "num_local_experts", 0):
             routes = (config.num_hidden_layers, num_pages, page_size, config.num_experts_per_tok)
             self.routes = torch.full(routes, UNKNOWN, dtype=torch.uint8, device=device)
-
-    @contextlib.contextmanager
-    def resident(self) -> Iterator[None]:
-        """Within it the cache may be used. Keys written in an earlier one are lost where the memory is releasable."""
-        if self._memory is None:
-            yield
-            return
-        self._memory.restore()
-        try:
-            yield
-        finally:
-            self._memory.release()
 
     def recorder(self, pages: Tensor, offsets: Tensor) -> Recorder | None:
         """For new tokens at these places  # [N] each"""

@@ -10,7 +10,6 @@ another row can decode, `rollout.deterministic` excepted. The engine has DeepSpe
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -73,19 +72,17 @@ class RolloutEngine:
     def __init__(
         self, decoder: Decoder, chat: Chat, tool: Tool | None, *, decode_rows: int, page_size: int,
         num_pages: int, prefill_tokens: int, forced_tokens: int = 0, step_rows: int = 0, deterministic: bool = False,
-        resident: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         progress: Callable[[int, int, int, int], None] | None = None, routes: Routes | None = None,
     ):  # fmt: skip
-        """resident: gives a context within which the cache has its memory. progress: called each step with
-        trajectories that this process has done, those of all processes, tokens sampled, turns whose tool runs.
+        """progress: called each step with trajectories that this process has done, those of all processes, tokens
+        sampled, turns whose tool runs.
         routes: `PagedCache.routes_of` of a mixture of experts."""
         self._decoder, self._chat, self._tool = decoder, chat, tool
         self._limits = {
             "decode_rows": decode_rows, "page_size": page_size, "num_pages": num_pages,
             "prefill_tokens": prefill_tokens, "forced_tokens": forced_tokens, "step_rows": step_rows,
         }  # fmt: skip
-        self._deterministic, self._resident, self._progress = deterministic, resident, progress
-        self._routes = routes
+        self._deterministic, self._progress, self._routes = deterministic, progress, routes
         self.stats = RolloutStats()
 
     def generate(self, request: RolloutRequest, sampling: SamplingConfig) -> list[RolloutRecord]:
@@ -96,13 +93,9 @@ class RolloutEngine:
         run = self.run_type(self._chat, self._tool, Scheduler(**self._limits), sampling, request, stats)
         run.routes = self._routes
         captures = self._decoder.captures
-        with self._resident():
-            stats.memory_seconds = time.perf_counter() - started
-            self._run(run, sampling, total)
-            ended = time.perf_counter()
+        self._run(run, sampling, total)
         if self._progress:
             self._progress(total, total, stats.decode_tokens, 0)
-        stats.memory_seconds += time.perf_counter() - ended
         stats.seconds = time.perf_counter() - started
         stats.captures = self._decoder.captures - captures
         stats.preemptions, stats.reused_tokens = run.scheduler.preemptions, run.scheduler.reused_tokens

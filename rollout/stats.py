@@ -10,7 +10,6 @@ class RolloutStats:
     """Counts and seconds of one `generate` in one process; all of them add up over several in a row."""
 
     seconds: float = 0.0  # wall time of the whole; the parts below and what the schedule itself takes sum to it
-    memory_seconds: float = 0.0  # the cache's memory taken back before, and given away after
     submit_seconds: float = 0.0  # host work of the decoder; without graphs its computation too
     read_seconds: float = 0.0  # waiting for draws, and what follows from them: turns, tool calls
     idle_seconds: float = 0.0  # no row decoded: every one, or with rollout.deterministic the engine, awaited a tool

@@ -134,8 +134,7 @@ def build_cache(config: Config, shape: Any, model: Any, device: Any) -> Any:
     from decode.cache import PagedCache, num_pages
 
     pages = num_pages(config.rollout, shape, model.dtype, device)
-    releasable = config.rollout.release_kv and device.type == "cuda"
-    return PagedCache(shape, pages, config.rollout.page_size, model.dtype, device, releasable=releasable)
+    return PagedCache(shape, pages, config.rollout.page_size, model.dtype, device)
 
 
 def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any, progress: Any = None) -> Any:
@@ -153,7 +152,6 @@ def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any,
         forced_tokens=config.rollout.forced_tokens if decoder.pipelined else 0,
         step_rows=decoder.step_rows,
         deterministic=config.rollout.deterministic,
-        resident=cache.resident,
         progress=progress,
         routes=None if cache.routes is None else cache.routes_of,
     )

@@ -74,7 +74,7 @@ def with_overlong_penalty(scored: Sequence[Scored], config: Config) -> list[Scor
     ]
 
 
-WALL_TIMES = ("seconds", "memory_seconds", "submit_seconds", "read_seconds", "idle_seconds", "tools_open_seconds")
+WALL_TIMES = ("seconds", "submit_seconds", "read_seconds", "idle_seconds", "tools_open_seconds")
 
 
 def over_ranks(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:

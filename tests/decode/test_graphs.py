@@ -107,20 +107,6 @@ def test_draws_read_one_step_late_are_the_same():
 
 
 @gpu
-def test_graphs_outlive_a_cache_that_gives_its_memory_away_between_rollouts():
-    model, plain = make("qwen3")
-    expected, _ = rollout(graphs(model, plain), [30, 5, 21], 20)
-    cache = PagedCache(model.config, 120, PAGE_SIZE, torch.float32, DEVICE, releasable=True)
-    decoder = graphs(model, cache, extra_rows=20)
-    captures = decoder.captures
-    for _ in range(2):
-        with cache.resident():
-            assert rollout(decoder, [30, 5, 21], 20)[0] == expected
-        torch.full((8 << 20,), float("nan"), device=DEVICE)  # takes what was given away
-    assert decoder.captures == captures
-
-
-@gpu
 def test_moved_parameters_are_refused():
     model, cache = make("qwen3")
     decoder = graphs(model, cache)
