@@ -138,8 +138,8 @@ class GraphDecoder:
     def _run_longer(self, chunks: list[Chunk], temperature: float) -> Draws:
         draws = self._longer.submit(chunks, temperature).read()
         for chunk in chunks:
-            self._known[chunk.row] = None
-        slots = torch.tensor([chunk.row + 1 for chunk in chunks if chunk.sample], device=self._table.device)
+            self._known[chunk.lane] = None
+        slots = torch.tensor([chunk.lane + 1 for chunk in chunks if chunk.sample], device=self._table.device)
         tokens = torch.tensor(draws.tokens, dtype=torch.int32, device=self._table.device)
         self._stack.last.index_copy_(0, slots, tokens)
         return draws
@@ -162,12 +162,12 @@ class GraphDecoder:
     def _send_new_tables(self, chunks: list[Chunk], staging: Tensor) -> None:
         """Uploads the page tables of rows that do not go on where the device knows them to stand."""
         for chunk in chunks:
-            if self._known[chunk.row] != (chunk.key, chunk.start):
+            if self._known[chunk.lane] != (chunk.key, chunk.start):
                 count = len(chunk.pages)
-                line = staging[chunk.row, :count]
+                line = staging[chunk.lane, :count]
                 line.numpy()[:] = chunk.pages
-                self._table[chunk.row + 1, :count].copy_(line, non_blocking=True)
-            self._known[chunk.row] = (chunk.key, chunk.start + len(chunk.token_ids))
+                self._table[chunk.lane + 1, :count].copy_(line, non_blocking=True)
+            self._known[chunk.lane] = (chunk.key, chunk.start + len(chunk.token_ids))
 
     def _graph(self, size: int, temperature: float, wide: bool = False) -> torch.cuda.CUDAGraph:
         graph = self._graphs.get((size, temperature, wide))
@@ -231,7 +231,7 @@ def fill_step(view: np.ndarray, chunks: list[Chunk], page_size: int, together: i
     view[POSITION, :count] = ends
     words[KEY0, :count] = [chunk.key[0] for chunk in chunks]
     words[KEY1, :count] = [chunk.key[1] for chunk in chunks]
-    view[SLOT, :count] = view[FEED, :count] = [chunk.row + 1 for chunk in chunks]
+    view[SLOT, :count] = view[FEED, :count] = [chunk.lane + 1 for chunk in chunks]
     view[SPAN, :count] = 1
     view[PAGE, :count] = [chunk.pages[end // page_size] for chunk, end in zip(chunks, ends, strict=True)]
     for chunk in chunks:
@@ -240,7 +240,7 @@ def fill_step(view: np.ndarray, chunks: list[Chunk], page_size: int, together: i
             places = np.arange(chunk.start, chunk.start + others)
             columns = slice(count, count + others)
             view[TOKEN, columns], view[POSITION, columns] = chunk.token_ids[:-1], places
-            view[SLOT, columns] = chunk.row + 1
+            view[SLOT, columns] = chunk.lane + 1
             view[SPAN, columns][::together] = np.minimum(together, np.arange(others, 0, -together))
             view[PAGE, columns] = np.asarray(chunk.pages, dtype=np.int32)[places // page_size]
             count += others
