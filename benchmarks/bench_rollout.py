@@ -36,7 +36,7 @@ from benchmarks.scripted import ScriptedRun, TimeUp, length_of, load_workload, s
 from benchmarks.step_times import StepTimes
 from decode.cache import PagedCache
 from modeling.attention import IMPLEMENTATION
-from modeling.shapes import SHIPPED
+from modeling.loading import SHIPPED
 from rollout.engine import RolloutEngine, RolloutRequest
 from rollout.records import SamplingConfig
 from run.ranks import Ranks

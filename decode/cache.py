@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 
 from config import ConfigError, RolloutConfig
 from modeling.attention import KEY_MULTIPLE, MIN_ROWS, PLAIN, Extras, Softmax, round_up, visible
-from modeling.routing import UNKNOWN, Recorder
+from modeling.routing import UNKNOWN, Recorded, Recorder
 
 
 class PagedCache:
@@ -93,7 +93,7 @@ class PagedRows:
         self.positions = positions.to(device)
         self._write_pages = table[row_of, positions // page_size].to(device)  # [N]
         self._write_offsets = (positions % page_size).to(device)  # [N]
-        self.routes = cache.recorder(self._write_pages, self._write_offsets)
+        self.routes: Recorder | Recorded | None = cache.recorder(self._write_pages, self._write_offsets)
         buckets = torch.tensor([_bucket(span.length) for span in spans])
         self._groups = []
         for bucket in buckets.unique():

@@ -165,10 +165,10 @@ def choose_kernel(
 
 
 def sample(logits: Tensor, keys: Tensor, positions: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """One draw per row from logits in memory: tokens [B] int32 and log-probs [B] fp32.
+    """`decode.sampler.sample` without truncation: tokens [B] int32 and log-probs [B] fp32.
 
-    logits [B, V] in any float dtype, last dimension dense; keys: the words of `decode.noise.row_key` as int32 bit
-    patterns [B, 2]; positions: index in the token line of the token to draw [B] int32.
+    logits [B, V] in any float dtype, last dimension dense, not divided by the temperature; keys: the words of
+    `decode.noise.row_key` as int32 bit patterns [B, 2]; positions: index in the sequence of the token to draw [B].
     """
     rows, vocab = logits.shape
     blocks = triton.cdiv(vocab, LOGITS_BLOCK)

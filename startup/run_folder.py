@@ -102,7 +102,7 @@ def _check_same_shape(config: Config, checkpoint: Path, mend: str) -> None:
     """Refuses a model into which the checkpoint's weights do not fit. Of LoRA nothing but adapters is there."""
     from transformers import AutoConfig
 
-    from modeling.shapes import shape_source
+    from modeling.loading import shape_source
 
     if not (checkpoint / "config.json").exists():
         return

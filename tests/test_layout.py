@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "modeling": {"config"},
     "decode": {"config", "modeling"},
     "decode.interface": set(),
-    "rollout": {"config", "decode"},
+    "rollout": {"config", "decode", "modeling.families"},
     "rollout.records": set(),
     "rollout.pages": set(),
     "rollout.scheduler": {"decode.interface", "rollout.pages"},
