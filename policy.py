@@ -25,6 +25,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else
 
 import deepspeed
 import torch.distributed as dist
+from deepspeed.runtime import hybrid_engine
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
 from torch import Tensor
@@ -61,6 +62,17 @@ def init_distributed(device: torch.device) -> None:
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
 
 
+@contextlib.contextmanager
+def _without_containers() -> Iterator[None]:
+    """Keeps DeepSpeed's inference kernels away from the families for which it has some (Llama, OPT, ...): they would
+    hold copies of the weights and replace forwards, and on a CPU they do not exist."""
+    policies, hybrid_engine.replace_policies = hybrid_engine.replace_policies, []
+    try:
+        yield
+    finally:
+        hybrid_engine.replace_policies = policies
+
+
 def register_rollout_engine(engine: type) -> None:
     """Makes `engine` an instance of DeepSpeed's `RolloutEngine` in the eyes of isinstance; nothing is inherited."""
     DeepSpeedRolloutEngine.register(engine)
@@ -89,7 +101,8 @@ class Policy:
         self.world_size = dist.get_world_size()
         self._accumulating = False  # between the first and the last micro-batch of an update
         self._reference = build_reference(config, device)
-        with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here what its logger would not
+        # DeepSpeed prints here what its logger would not.
+        with contextlib.redirect_stdout(io.StringIO()), _without_containers():
             self._engine, self._optimizer, _, _ = deepspeed.initialize(
                 model=module,
                 optimizer=build_optimizer(self.model, config),
