@@ -1,8 +1,8 @@
 """The paged key/value cache and the attention over it: the torch reference, for any device and dtype.
 
-A page holds `page_size` tokens of one row, for every layer; a row's page table lists its pages in order. Page 0
-belongs to nobody: padding of fixed-shape batches writes there. Who owns which page is the scheduler's business
-(`rollout.pages`), not this file's.
+A page holds `page_size` tokens of one sequence, for every layer; a sequence's page table lists its pages in order.
+Page 0 belongs to nobody: padding of fixed-shape batches writes there. The scheduler decides who owns which page
+(`rollout.pages`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PagedCache:
         return None if self.routes is None else Recorder(self.routes, pages, offsets)
 
     def routes_of(self, pages: Sequence[int], computed: int, length: int) -> bytes:
-        """The experts of a row's first `length` tokens  # [length, L, k] uint8; UNKNOWN from `computed` on."""
+        """The experts of a sequence's first `length` tokens  # [length, L, k] uint8; UNKNOWN from `computed` on."""
         if self.routes is None:
             return b""
         layers, _, _, top_k = self.routes.shape
@@ -65,7 +65,7 @@ class PagedCache:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """New tokens of one row: `length` of them from position `start`, whose keys go to `pages`."""
+    """New tokens of one sequence: `length` of them from position `start`, whose keys go to `pages`."""
 
     start: int
     length: int
@@ -73,9 +73,9 @@ class Span:
 
 
 class PagedRows:
-    """Writes new keys and values into the cache, then lets each row's queries attend to all of its own keys.
+    """Writes new keys and values into the cache, then lets each sequence's queries attend to all of its own keys.
 
-    Rows of equal length attend together, so that one prompt does not pad every decoding row.
+    Sequences of equal length attend together, so that one prompt does not pad every decoding sequence.
     """
 
     def __init__(self, cache: PagedCache, spans: Sequence[Span], softmax: Softmax):
@@ -84,11 +84,11 @@ class PagedRows:
         lengths = torch.tensor([span.length for span in spans])
         starts = torch.tensor([span.start for span in spans])
         ends = starts + lengths
-        offsets = lengths.cumsum(0) - lengths  # of each row in the line
+        offsets = lengths.cumsum(0) - lengths  # of each sequence in the packed tokens
         row_of = torch.arange(len(spans)).repeat_interleave(lengths)  # [N]
         positions = torch.arange(len(row_of)) - (offsets - starts)[row_of]  # [N]
         num_pages = -(-round_up(int(ends.max()), KEY_MULTIPLE) // page_size)
-        # A shorter row repeats page 0, whose keys the mask hides.
+        # A shorter sequence repeats page 0, whose keys the mask hides.
         table = torch.tensor([[*s.pages[:num_pages], *[0] * (num_pages - len(s.pages))] for s in spans])  # [B, P]
         self.positions = positions.to(device)
         self._write_pages = table[row_of, positions // page_size].to(device)  # [N]
@@ -119,20 +119,20 @@ def _bucket(length: int) -> int:
 
 
 class _Group:
-    """Rows whose new tokens attend as one padded batch."""
+    """Sequences whose new tokens attend as one padded batch."""
 
     def __init__(
         self, starts: Tensor, lengths: Tensor, offsets: Tensor, table: Tensor, page_size: int, device: torch.device
     ):
-        """starts, lengths, offsets in the line: [B]; table of pages: [B, P]."""
+        """starts, lengths, offsets in the packed tokens: [B]; table of pages: [B, P]."""
         self._batch, self._longest = len(starts), int(lengths.max())
         num_pages = -(-round_up(int((starts + lengths).max()), KEY_MULTIPLE) // page_size)
         self._table = table[:, :num_pages].flatten().to(device)  # [B * P]
         steps = torch.arange(self._longest)
         real = steps[None] < lengths[:, None]  # [B, Q]
-        # A padding query repeats the row's last token and is dropped below.
+        # A padding query repeats the sequence's last token and is dropped below.
         steps = torch.minimum(steps[None], lengths[:, None] - 1)  # [B, Q]
-        self._queries = (offsets[:, None] + steps).flatten().to(device)  # [B * Q] into the line
+        self._queries = (offsets[:, None] + steps).flatten().to(device)  # [B * Q] into the packed tokens
         self._real = None if bool(real.all()) else real.flatten().nonzero().flatten().to(device)
         self._positions = (starts[:, None] + steps).to(device)  # [B, Q]
         self._columns = torch.arange(num_pages * page_size, device=device)  # [K]
@@ -177,7 +177,7 @@ def num_pages(
 ) -> int:  # fmt: skip
     """Pages to allocate, the scratch page included. Raises ConfigError where not one full context fits.
 
-    rollout.kv_tokens rules where set. Otherwise every decode row gets a full context on CPU, and on CUDA
+    rollout.kv_tokens rules where set. Otherwise every lane gets a full context on CPU, and on CUDA
     rollout.kv_memory_fraction of the memory that is free now (the engine is built), at most a context a trajectory.
     """
     context_pages = -(-rollout.context_length // rollout.page_size)

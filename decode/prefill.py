@@ -1,7 +1,7 @@
 """Computes longer chunks on CUDA in bf16: one packed forward of the model's own modules with flash attention.
 
-New keys and values go to their pages, then each row's whole past is gathered from its pages into one packed line of
-keys, since torch's varlen kernel of 2.11 knows no page table; rows without a past need no gathering. Draws use the
+New keys and values go to their pages, then each sequence's whole past is gathered from its pages into packed keys,
+since torch's varlen kernel of 2.11 knows no page table; sequences without a past need no gathering. Draws use the
 fused sampler. `decode.eager.EagerDecoder` computes the same on any device and in fp32.
 """
 
@@ -66,7 +66,7 @@ class FlashRows:
 
 
 def _places(ends: Tensor) -> Tensor:
-    """Where each row starts in the packed line of all keys  # [B]"""
+    """Where each sequence starts among the packed keys  # [B]"""
     return ends.cumsum(0) - ends
 
 

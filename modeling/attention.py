@@ -1,6 +1,6 @@
 """The attention function that Hugging Face modules call, in both phases.
 
-A batch is always one packed line of N tokens, `input_ids [1, N]`: rows lie end to end, nothing is padded, and no row
+A batch is always N packed tokens, `input_ids [1, N]`: sequences lie end to end, nothing is padded, and no sequence
 sees another. The model's own modules run unchanged; they hand queries, keys and values to `packed_attention`, which
 passes them to the `rows` object that the caller put into the forward's keyword arguments. `TrainingRows` (here)
 attends within each row; `decode.cache.PagedRows` also writes and reads the paged cache; CUDA decode brings its own.
@@ -143,7 +143,7 @@ def training_rows(lengths: Sequence[int], implementation: str, like: Tensor) -> 
 
 
 class FlashTrainingRows:
-    """Causal attention within each row of a packed line, without padding: torch's own variable-length kernel."""
+    """Causal attention within each packed sequence, without padding: torch's own variable-length kernel."""
 
     routes: Recorder | Recorded | None = None
 
@@ -168,7 +168,7 @@ class FlashTrainingRows:
 
 
 class TrainingRows:
-    """Causal attention within each row of a packed line: rows are padded for the softmax alone."""
+    """Causal attention within each packed sequence: sequences are padded for the softmax alone."""
 
     routes: Recorder | Recorded | None = None
 
