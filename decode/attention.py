@@ -233,8 +233,7 @@ def decode_attention_kernel(
     qkv: parts of the q/k/v product  # [SPLITS, lanes, HEADS * (GROUP + 2) * D] fp32
     cos, sin: the model's rotary table in its dtype  # [context, D]; out [lanes, HEADS * GROUP * D]
     kv: one layer of the cache  # [2, pages, HEADS, P, D]
-    positions, slots: of each lane's new token and of its page table  # [lanes] int32
-    table: pages of each slot  # [slots, stride_table] int32
+    positions, slots: of each lane's new token and its page table  # [lanes] int32; table [slots, stride_table] int32
     spans: with TOKENS, how many tokens in adjoining lanes the items of a lane take, at most TOKENS  # [lanes] int32
     WINDOW: tokens that a lane sees, its new one included, or 0 for all; the items must begin accordingly
 
