@@ -38,8 +38,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.mismatch import mismatch  # noqa: E402
 from decode.cache import PagedCache  # noqa: E402
-from decode.interface import LAST_DRAW  # noqa: E402
 from decode.graphs import GraphDecoder  # noqa: E402
+from decode.interface import LAST_DRAW  # noqa: E402
 from decode.noise import row_key  # noqa: E402
 from decode.prefill import FlashDecoder  # noqa: E402
 from modeling.attention import IMPLEMENTATION  # noqa: E402
