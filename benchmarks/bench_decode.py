@@ -5,16 +5,20 @@
     python benchmarks/bench_decode.py --shape models/shapes/gpt-oss-20b --points 16x1024 64x1024 --mismatch
     python benchmarks/bench_decode.py --shape models/shapes/Qwen2.5-0.5B-Instruct --points 8x1024 [--eager]
 
-For each point, rows x context, it reports the step time where every row stands at that context, `run` as the engine
-calls it (ids read back within the step) and with the ids read one step late; the share of the floor, (weights + live
-keys and values) / copy bandwidth measured first; start-up time; peak memory. Of experts the floor counts as many a
-layer as the last layer's rows chose, and of a sliding layer the keys in its window. A `--driven` point also reads
-prompts of context - 256 tokens and then draws 512 tokens a row, as a server would be driven. `--mismatch` compares the
-draws' log-probs with a plain Hugging Face forward, and that with one whose attention is the textbook's, for scale. Of
-GPT-OSS the first is the training forward, whose experts are compared with those of the draws, and replayed once.
-`--eager` decodes without graphs, as rollout.cuda_graphs=false does; it cannot run late. A distilled student is decoded
-like any policy: smoke_opsd's is the last line.
-The last line is JSON with commit, GPU and versions.
+For each point, sequences x context, it reports:
+
+- the step time with every sequence at that context: `step_ms` with ids read within the step, `late_ms` with ids read
+  one step late, as the engine does;
+- the share of the floor, (weights + live keys and values) / copy bandwidth, which is measured first. Of experts the
+  floor counts those that the last layer's tokens chose, of a sliding layer the keys in its window;
+- start-up time and peak memory.
+
+A `--driven` point also reads prompts of context - 256 tokens and then samples 512 tokens a sequence, as a server is
+driven. `--mismatch` compares the log-probs of the draws with a plain Hugging Face forward, and that forward with one
+with eager attention, for scale. For GPT-OSS the plain forward is the training forward; its experts are compared with
+those of the draws, and replayed once. `--eager` decodes without graphs, as rollout.cuda_graphs=false does; it reads
+ids within the step only. The last command above decodes the student of smoke_opsd.
+The last line is JSON with commit, device and versions.
 """
 
 from __future__ import annotations
@@ -22,20 +26,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 import triton
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.machine import describe  # noqa: E402
 from benchmarks.mismatch import mismatch  # noqa: E402
 from decode.cache import PagedCache  # noqa: E402
 from decode.graphs import GraphDecoder  # noqa: E402
@@ -57,7 +60,7 @@ SHAPES = {  # Qwen3
            "tie_word_embeddings": False},
 }  # fmt: skip
 STEPS = 48  # timed per point, centred on the context
-DRAWS = 512  # of each row of a driven point
+DRAWS = 512  # of each sequence of a driven point
 MISMATCH_ROWS, MISMATCH_PROMPT, MISMATCH_DRAWS = 16, 64, 192
 
 
@@ -88,7 +91,7 @@ def copy_bandwidth() -> float:
 
 
 class Bench:
-    """One cache and one decoder for `rows` rows of up to `length` tokens each."""
+    """One cache and one decoder for `rows` sequences of up to `length` tokens each."""
 
     def __init__(self, model: Any, rows: int, length: int, page_size: int, eager: bool = False):
         self.rows, self.length, self.page_size = rows, length, page_size
@@ -119,7 +122,7 @@ class Bench:
 
 
 def decode_times(bench: Bench, context: int) -> tuple[float, float]:
-    """Milliseconds per step with every row at `context`: ids read within the step, and one step late (0 if eager)."""
+    """Milliseconds per step with every sequence at `context`: ids read within the step; one step late (0 if eager)."""
     bench.fill()
     tokens = [1] * bench.rows
     first = context - STEPS // 2
@@ -145,7 +148,7 @@ def decode_times(bench: Bench, context: int) -> tuple[float, float]:
 
 
 def prompt_and_draws(bench: Bench, vocabulary: int, prompt: int, new: int, prefill_tokens: int) -> dict[str, float]:
-    """Seconds of reading every row's prompt and then drawing `new` tokens, as a server would be driven."""
+    """Seconds of reading every prompt and then sampling `new` tokens each, as a server is driven."""
     prompts = torch.randint(0, vocabulary, (bench.rows, prompt)).tolist()
     at_once = max(1, prefill_tokens // prompt)
     for _ in range(2):  # the first time warms the libraries
@@ -181,7 +184,7 @@ def profile(bench: Bench, context: int) -> None:
 
 
 def bytes_read(model: Any, bench: Bench, context: int) -> float:
-    """Bytes that a step must read: weights once, live keys and values once; of experts, when eager, all."""
+    """Bytes that a step must read: weights once, live keys and values once; all experts when eager."""
     config = model.config
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     if not config.tie_word_embeddings:
@@ -218,19 +221,6 @@ def measure(model: Any, rows: int, context: int, options: argparse.Namespace, ba
     return result
 
 
-def versions() -> dict[str, str]:
-    try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = "unknown"
-    return {
-        "commit": commit, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "triton": triton.__version__, "transformers": transformers.__version__,
-    }  # fmt: skip
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="0.6B", help=f"{', '.join(SHAPES)}, or a folder with config.json")
@@ -262,7 +252,7 @@ def main() -> None:
         bench = Bench(model, MISMATCH_ROWS, MISMATCH_PROMPT + MISMATCH_DRAWS, options.page_size)
         results["mismatch"] = mismatch(model, bench, MISMATCH_PROMPT, MISMATCH_DRAWS)
         print(results["mismatch"])
-    print(json.dumps({**results, **versions()}))
+    print(json.dumps({**results, **describe(torch.device("cuda")), "triton": triton.__version__}))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 Trajectories have the lengths of a scripted workload and random ids. Share of the teacher phase: 2 x its parameters
 without embedding and head x tokens, over seconds x the measured rate of a bf16 product; copying its weights to the GPU
 and its hidden states to the host count as waste. `policy` among the divergences is the same update by GRPO, for scale.
-Sampling is `bench_rollout.py`'s: a distilled student's engine is no other. A table, then one JSON line.
+Sampling is not timed here: a student samples as any policy does (`bench_rollout.py`). A table, then one JSON line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.bench_update import VOCABULARY, scripted_records
 from benchmarks.machine import describe, matrix_rate
-from benchmarks.scripted import load_workload
+from benchmarks.workload import load_workload
 from config import Config, parse_config
 from configs.schema import apply_override
 from policy import Policy, init_distributed
@@ -57,7 +57,7 @@ def timed(action: Callable[[], Any]) -> tuple[float, float, Any]:
 
 
 def measure(config: Config, policy: Policy, teacher: Any, batches: Any, kind: str, steps: int) -> dict[str, Any]:
-    """The fastest of `steps` steps; one more before them warms up."""
+    """The fastest of `steps` steps, after one that warms up."""
     loss = config.loss
     teacher.measure = dataclasses.replace(teacher.measure, kind=kind)
     if kind == "policy":
@@ -78,7 +78,7 @@ def measure(config: Config, policy: Policy, teacher: Any, batches: Any, kind: st
 
 
 def inner_parameters(model: Any) -> int:
-    """Those that a forward to the last hidden state multiplies with."""
+    """Parameters that a forward to the last hidden state multiplies with."""
     matrices = {id(m.weight): m.weight for m in (model.get_input_embeddings(), model.get_output_embeddings())}
     return sum(p.numel() for p in model.parameters()) - sum(weight.numel() for weight in matrices.values())
 

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_engine.py [--workload retool_64]
 
-Prints one JSON line: processor time a step, scheduling and records included.
+Prints one JSON line: CPU time of a step, scheduling and records included.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.bench_rollout import rollout
+from benchmarks.bench_rollout import CONTEXT, rollout
 from benchmarks.machine import describe
-from benchmarks.scripted import ScriptedRun, load_workload, scripts_of
+from benchmarks.scripted import ScriptedRun
+from benchmarks.workload import load_workload, scripts_of
 from decode.interface import Done, Draws
 from rollout.engine import RolloutEngine
 from rollout.records import Work
@@ -41,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", default="retool_64")
     options = parser.parse_args()
-    rows, samples = load_workload(options.workload, 1)
+    rows, samples = load_workload(options.workload, context=CONTEXT)
     chat: Any = SimpleNamespace(stop_ids=frozenset())
     tool: Any = object()
     engine = RolloutEngine(

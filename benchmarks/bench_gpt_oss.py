@@ -1,13 +1,14 @@
-"""GPT-OSS trained at its true widths with random weights on one CUDA GPU: steps under ZeRO-2, and how near to eager.
+"""GPT-OSS trained at its true widths with random weights on one CUDA GPU: steps under ZeRO-2, distance from eager.
 
     python benchmarks/bench_gpt_oss.py --layers 6 --rows 4096 4096 --steps 3
     python benchmarks/bench_gpt_oss.py --lora-rank 16 --rows 36371 --steps 3
     python benchmarks/bench_gpt_oss.py --layers 2 --rows 700 300 --against-eager
 
-Decoding at the true shape: `bench_decode.py --shape models/shapes/gpt-oss-20b`. Each row samples its second half, and
-every other row is right, so name two at least; rows of more than 16,384 tokens in all take a micro-batch each.
-`--against-eager` makes no step: it compares log-probs and gradients of one batch, ours and those of Hugging Face's
-eager attention and experts in bf16, with the latter in fp32, the experts chosen alike. Prints one JSON line.
+Decoding at the true shape: `bench_decode.py --shape models/shapes/gpt-oss-20b`. `--rows` gives
+the tokens of each sequence. Its second half is sampled, and every other sequence is right, so name at least two.
+Sequences of more than 16,384 tokens in all take a micro-batch each. `--against-eager` takes no step: it compares
+log-probs and gradients of one batch, ours in bf16 and Hugging Face's eager code in bf16, with the eager code in fp32.
+All three use the same experts. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ TOGETHER = 16384  # tokens of a micro-batch
 
 
 def shape_of(layers: int, folder: str) -> str:
-    """A folder with the true config.json cut to so many layers."""
+    """A folder with the true config.json cut to `layers` layers."""
     config = json.loads((SHAPE / "config.json").read_text())
     config |= {"num_hidden_layers": layers, "layer_types": config["layer_types"][:layers]}
     (Path(folder) / "config.json").write_text(json.dumps(config))
@@ -81,7 +82,7 @@ def train(policy: Policy, batches: Any, config: Config, steps: int) -> dict[str,
 
 
 class Seen:
-    """Keeps what the routers choose, where `modeling.routing.Recorded` would compare it."""
+    """Keeps what the routers choose, in place of `modeling.routing.Recorded`, which compares it."""
 
     balance = None
 
@@ -107,7 +108,7 @@ def our_choices(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def eager_logprobs(model: Any, batch: Any, replay: bool) -> tuple[torch.Tensor, float]:
-    """Log-probs [M] by Hugging Face's eager code, row by row; the share of (token, layer) with other experts."""
+    """Log-probs [M] by Hugging Face's eager code, by sequence; the share of (token, layer) with other experts."""
     model.set_attn_implementation("eager")
     model.set_experts_implementation("eager")
     hidden, flips = [], []
@@ -131,7 +132,7 @@ def gradients(model: Any, batch: Any, logprobs: torch.Tensor) -> dict[str, torch
 def against_eager(model: Any, batch: Any) -> dict[str, Any]:
     """Log-probs and gradients of our code and of Hugging Face's eager code, both bf16, against its eager code in fp32.
 
-    All three take the experts that ours chose. "free": ours against eager, each with its own choices.
+    All three use the experts that ours chose. "free": ours against eager, each with its own choices.
     """
     batch = batch.to(model.device)
     free, routes = our_choices(model, batch)
@@ -171,7 +172,7 @@ def _errors(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--rows", type=int, nargs="+", default=[4096, 4096], help="tokens of each")
+    parser.add_argument("--rows", type=int, nargs="+", default=[4096, 4096], help="tokens of each sequence")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--against-eager", action="store_true")
@@ -186,7 +187,7 @@ def main() -> None:
             "rollout": {"context_length": tokens, "max_new_tokens": tokens - 1},
         })  # fmt: skip
         started = time.perf_counter()
-        # Without DeepSpeed for the comparison: ZeRO takes gradients away as they come.
+        # Without DeepSpeed for the comparison: ZeRO takes each gradient away once it is computed.
         policy = None if options.against_eager else Policy(config, device)
         model = policy.model if policy else build_model(config.model, config.train.seed, device)
     torch.cuda.synchronize()

@@ -1,11 +1,11 @@
 """File size, writing time and loading time of the report.
 
     python benchmarks/bench_report.py --run RUN                  an existing run
-    python benchmarks/bench_report.py --trajectories 10000       made-up trajectories of --tokens tokens each
+    python benchmarks/bench_report.py --trajectories 10000       synthetic trajectories of --tokens tokens each
 
 Prints one JSON line: seconds to write the page, its megabytes, and in headless Chromium the seconds until the first
-group of trajectories stands on the page, and until another step's does (median over 10 steps). Made-up tokens follow
-Zipf's law over the tokenizer's vocabulary and log-probabilities are mostly near 0; real text compresses better.
+group of trajectories is shown and until another step's is (median over 10 steps). Synthetic tokens follow Zipf's law
+over the tokenizer's vocabulary and log-probabilities are mostly near 0; real text compresses better.
 Needs Playwright and Debian's chromium (`pip install playwright`, `apt-get install chromium`).
 """
 
@@ -71,7 +71,7 @@ def make_run(folder: Path, trajectories: int, tokens: int, vocabulary: int) -> P
 
 
 def make_record(draw: random.Random, ids: list[int], tokens: int, index: int) -> RolloutRecord:
-    """TURNS turns of equal length between stretches of prompt and tool result."""
+    """TURNS turns of equal length, with prompt and tool results between them."""
     start = draw.randrange(len(ids) - tokens)
     part = tokens // (2 * TURNS)
     code = "".join(draw.choices("abcdefgh =+()\n", k=200))

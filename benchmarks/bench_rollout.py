@@ -1,15 +1,15 @@
-"""Scripted multi-turn rollouts: every length and every tool latency fixed, so that engines can be compared.
+"""Scripted multi-turn rollouts: every length and every tool latency is fixed, so engines can be compared.
 
     python benchmarks/bench_rollout.py --shape Qwen3-0.6B --workload retool_64 [--tools both] [--repeat 2]
     torchrun --standalone --nproc-per-node 2 benchmarks/bench_rollout.py --workload retool_256 --copies 2 --rows 256
     python benchmarks/bench_rollout.py --shape Qwen2.5-0.5B-Instruct [--eager]     (the student of smoke_opsd)
 
 Random weights at the true shape, bf16, temperature 1, log-probs recorded. A turn samples exactly its scripted number
-of tokens (stop tokens ignored); after its tool latency the scripted number of tool tokens is appended, never sampled.
-Floor: every sequential step of the longest trajectory reads the weights once, every sampled token reads its past once,
-at the measured read bandwidth. Prints one JSON line for each way of answering tools (with latency, at once, or both
-and their ratio). "balance" compares the whole with max(longest trajectory, mean over ranks), which no dealing could
-better.
+of tokens and ignores stop tokens; after its tool latency the scripted number of tool tokens is appended, never
+sampled. Floor: every sequential step of the longest trajectory reads the weights once, every sampled token reads its
+past once, at the measured read bandwidth. Prints one JSON line for each kind of tool (with latency, instant, or both
+and their ratio). "balance" is the whole over max(longest trajectory, mean over ranks), the lower bound of any
+distribution over ranks. `benchmarks/peers` drives other engines over the same workloads.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe, read_bandwidth
-from benchmarks.scripted import ScriptedRun, TimeUp, length_of, load_workload, scripts_of
+from benchmarks.scripted import ScriptedRun, TimeUp
 from benchmarks.step_times import StepTimes
+from benchmarks.workload import length_of, load_workload, scripts_of
 from decode.cache import PagedCache
 from modeling.attention import IMPLEMENTATION
 from modeling.loading import SHIPPED
@@ -47,7 +48,7 @@ CONTEXT = 8192
 
 
 def floor_seconds(rows: list[dict], weight_bytes: int, token_bytes: int, bandwidth: float, ranks: int) -> float:
-    """Weights once per sequential step, each sampled token's past once, by one of the ranks."""
+    """Weights once per sequential step, each sampled token's past once, on one of the ranks."""
     steps = max(sum(turn["new_tokens"] for turn in row["turns"]) for row in rows)
     past = 0
     for row in rows:
@@ -63,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="Qwen3-0.6B", help="a folder of models/shapes")
     parser.add_argument("--workload", default="retool_64")
-    parser.add_argument("--copies", type=int, default=1, help="the workload this many times, with other tokens")
+    parser.add_argument("--copies", type=int, default=1, help="repeat the workload this often, with other prompts")
     parser.add_argument("--tools", choices=["latency", "instant", "both"], default="latency")
     parser.add_argument("--rows", type=int, default=64, help="rollout.decode_rows of each process")
     parser.add_argument("--kv-tokens", type=int, default=None, help="default: what all trajectories together need")
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> None:
         torch.cuda.set_device(device)
     elif options.by_rows:
         raise SystemExit("error: --by-rows: device time needs a GPU; leave it out")
-    rows, samples = load_workload(options.workload, options.copies)
+    rows, samples = load_workload(options.workload, options.copies, context=CONTEXT)
     engine, model, cache, start_seconds = build_engine(options, rows, device)
     bandwidth = read_bandwidth(device)
     times = StepTimes(engine._decoder) if options.by_rows else None

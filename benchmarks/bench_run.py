@@ -1,4 +1,4 @@
-"""A few whole steps of a config by main.py with random weights, on as many ranks as a launcher starts.
+"""A few whole steps of a config by main.py with random weights, on all ranks that a launcher starts.
 
     python benchmarks/bench_run.py --config configs/qwen3_4b_instruct_1gpu.json --run-dir RUN --cap 40
         --set train.steps=3 --set rollout.trajectories_per_step=16 --set rollout.max_new_tokens=1024
@@ -8,20 +8,20 @@
     ... --run-dir RUN --workload retool_256 --set train.steps=4 --set train.warmup_steps=0 --resume --no-save
     ... --run-dir OTHER --workload retool_256 --like RUN --no-save        (on another number of ranks)
 
-The shipped tiny tokenizer and problems stand in for those that would have to be fetched. Random weights answer nothing
+The shipped tiny tokenizer and problems replace those that would have to be fetched. Random weights answer nothing
 right, so grades alternate within a group: rollout, update and optimizer do the full work. With --workload the
 trajectories of a step are those of a file of benchmarks/workloads: its prompts, the lengths of its turns and the
-latencies of its tool calls, whatever the policy draws. Without it they end where the random policy ends them.
+latencies of its tool calls, whatever the policy samples. Without it they end where the random policy ends them.
 
---cap: on each rank's own GPU a second process holds all other memory, so weights, cache, captured graphs and the
-libraries' own buffers all count against it. --like: the same steps as another run's, token for token, whose losses and
-gradient norms stand beside these.
+--cap: on each rank's GPU a second process holds all other memory, so weights, cache, captured graphs and the
+libraries' own buffers all count against the cap. --like: trains on the trajectories of another run, token for token,
+and prints that run's losses and gradient norms beside its own.
 
-Rank 0 prints a JSON line for each step and each checkpoint, and one of the whole: of each step the seconds of its
-phases (mean over ranks, "slowest_" beside it), the rollout's own seconds and tokens on each rank, its balance (the
-slowest rank over max(longest trajectory, mean over ranks), which no dealing could better; a trajectory counts from its
-first draw), the most GPU memory so far and the most host memory since the last checkpoint began on each rank, loss and
-gradient norm; of each checkpoint the seconds of each rank, and its own host memory before and at most meanwhile.
+Rank 0 prints a JSON line for each step and each checkpoint, and one for the whole.
+Of each step: seconds of its phases (mean over ranks, and "slowest_"), seconds and tokens of the rollout on each rank,
+its balance (the slowest rank over max(longest trajectory from its first draw, mean over ranks), the lower bound of any
+distribution), maximum GPU memory so far and maximum host memory since the last checkpoint began on each rank, loss and
+gradient norm. Of each checkpoint: seconds of each rank, and its host memory before and at most while it is written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ import main as program
 from benchmarks.machine import describe
 from benchmarks.memory_watch import Cap, HostWatch
 from benchmarks.run_watch import SaveWatch, StepWatch, alternate_grades, save_nothing, train_on
-from benchmarks.scripted import Row, ScriptedRun, length_of, load_workload, scripted_ids, scripts_of
+from benchmarks.scripted import ScriptedRun
+from benchmarks.workload import Row, length_of, load_workload, scripted_ids, scripts_of
 from config import Config, ConfigError
 from data import Problem
 from rollout.engine import RolloutEngine
@@ -61,8 +62,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--config", required=True)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE")
     parser.add_argument("--run-dir", required=True, help="a new folder, or with --resume that of the run")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint; repeat the words")
-    parser.add_argument("--workload", help="a file of benchmarks/workloads: so many trajectories, so long")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint; repeat the words")
+    parser.add_argument("--workload", help="a file of benchmarks/workloads: the trajectories of a step")
     parser.add_argument("--shrink", type=int, default=1, help="the workload's lengths and latencies, divided by this")
     parser.add_argument("--like", type=Path, metavar="RUN", help="train on the trajectories of this run: no rollout")
     parser.add_argument("--no-save", action="store_true", help="no checkpoints: at 8B one takes 131 GB")
@@ -72,13 +73,13 @@ def parse() -> argparse.Namespace:
 
 
 def follow(rows: list[Row], samples: int) -> tuple[type[ScriptedRun], list[str]]:
-    """Makes trajectories those of the script; its run type, and the settings that this needs."""
+    """Makes the trajectories those of the script. Returns its run type, and the settings that this needs."""
 
     def load_data(config: Config, *_: Any) -> TrainingData:
         longest, limit = max(map(length_of, rows)), config.rollout.context_length
         if longest > limit:
-            told = f"the workload has a trajectory of {longest} tokens; raise it, or --shrink the workload"
-            raise ConfigError("rollout.context_length", limit, told)
+            fix = f"the workload has a trajectory of {longest} tokens; raise it, or --shrink the workload"
+            raise ConfigError("rollout.context_length", limit, fix)
         lengths = {row["prompt"]: row["prompt_tokens"] for row in rows}
         problems = [Problem(f"scripted prompt {i}", "1", i + 1) for i in range(len(lengths))]
         return TrainingData(problems, [scripted_ids(lengths[i], i) for i in range(len(lengths))])
@@ -118,7 +119,7 @@ def main() -> int:
 
 
 def report(found: dict[str, Any], options: argparse.Namespace, steps: StepWatch, saves: SaveWatch, cap: Any) -> None:
-    """Prints the line of the whole on rank 0. Collective where a step was taken and the run ended well."""
+    """Prints the JSON line of the whole run on rank 0. Collective if a step was taken and the run ended well."""
     mine = {"saves": saves.found, "gpu_free_gb": cap and cap.free_gb, "gpu_used_gb": cap and cap.used_gb()}
     parts = steps.ranks.gather(mine) if steps.ranks and found["status"] == 0 else [mine]
     if os.environ.get("RANK", "0") != "0":

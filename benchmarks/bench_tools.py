@@ -1,9 +1,9 @@
 """What the Python tool costs, on this host.
 
-    python benchmarks/bench_tools.py                 latency, bursts, calls per second, CPU per call, lateness
-    python benchmarks/bench_tools.py --soak 20000    5 % hostile programs and random kills: is everything flat?
+    python benchmarks/bench_tools.py                 latency, bursts, calls per second, CPU per call, delay
+    python benchmarks/bench_tools.py --soak 20000    5 % hostile programs and random kills; leaks show
 
-As an ordinary user, from a root shell: python tests/support/sandbox_user.py $(which python) benchmarks/bench_tools.py
+As an ordinary user: python tests/support/sandbox_user.py $(which python) benchmarks/bench_tools.py
 CPU per call is user and system time of trainer, broker and fork server with its dead children, from /proc.
 """
 

@@ -4,9 +4,9 @@
     python benchmarks/bench_update.py --shape Qwen3-0.6B --rows 4 --prompt 2048 --response 1024
     torchrun --nproc_per_node 2 benchmarks/bench_update.py --shape Qwen3-0.6B
 
-Share: 6 x parameters x trained-row tokens per second and process over the measured rate of a bf16 product;
-recomputation and padding count as waste. `--profile` adds one step under the profiler and says on which kinds of
-kernels its time went. Prints one JSON line on rank 0.
+Share: 6 x parameters x tokens of trained sequences per second and process over the measured rate of a bf16 product;
+recomputation and padding count as waste. `--profile` adds one step under the profiler and prints its time by kinds of
+kernels. Prints one JSON line on rank 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import policy as policy_module
 from benchmarks.kernels import kernel_times, time_table
 from benchmarks.machine import describe, matrix_rate
-from benchmarks.scripted import load_workload
+from benchmarks.workload import load_workload
 from config import Config, parse_config
 from configs.schema import apply_override
 from data import collate
@@ -80,12 +80,12 @@ def settings(options: argparse.Namespace) -> Config:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="Qwen3-0.6B", help="a folder of models/shapes")
-    parser.add_argument("--workload", default="retool_64", help="whose lengths are trained")
+    parser.add_argument("--workload", default="retool_64", help="the lengths to train on")
     parser.add_argument("--copies", type=int, default=1, help="the workload this many times")
-    parser.add_argument("--rows", type=int, default=0, help="instead: equal rows of --prompt and --response tokens")
+    parser.add_argument("--rows", type=int, default=0, help="instead: equal sequences of --prompt and --response")
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--response", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=4, help="the first warms up and is left out")
+    parser.add_argument("--steps", type=int, default=4, help="the first warms up and is not counted")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="other settings")
     parser.add_argument("--plain", action="store_true", help="the modules' own forwards instead of fused kernels")
     parser.add_argument("--profile", action="store_true", help="one more step, kernel by kernel")
@@ -93,7 +93,7 @@ def parse() -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Builds the policy, takes the steps, and returns what the JSON line says of them. Collective."""
+    """Builds the policy, takes the steps and returns the figures of the JSON line. Collective."""
     config, world_size = settings(options), dist.get_world_size()
     policy = Policy(config, device)
     config, memory = plan_memory(config, policy.model.config, policy, kv_cache=0)

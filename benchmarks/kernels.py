@@ -1,4 +1,4 @@
-"""On which kinds of kernels an action's device time goes."""
+"""Device time of an action by kinds of kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark says of the machine it ran on, and the machine's measured ceilings."""
+"""The machine, commit and versions of a benchmark, and the machine's measured ceilings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def read_bandwidth(device: torch.device) -> float:
-    """Bytes read per second by a large reduction; on a CPU a copy stands for it."""
+    """Bytes read per second by a large reduction; on a CPU a constant of 10 GB/s."""
     if device.type != "cuda":
         return 1e10
     data = torch.ones(1 << 31, dtype=torch.int8, device=device).view(torch.int64)

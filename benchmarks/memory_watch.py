@@ -1,4 +1,4 @@
-"""Memory in use while a run goes on: of this process's GPU, seen from a second process, and of the host."""
+"""Memory in use during a run: of this process's GPU, measured from a second process, and of the host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
-# Holds all but `cap` bytes of the device, then watches what is free until its input ends; prints the most in use.
+# Holds all but `cap` bytes of the device and watches what is free until its input ends; prints the maximum in use.
 HOLDER = """
 import sys, threading, torch
 torch.cuda.set_device(int(sys.argv[2]))
@@ -38,17 +38,17 @@ class Cap:
         free = self._holder.stdout.readline()
         if not free:
             sys.exit(
-                f"error: --cap={gigabytes:g}: nothing can be held on GPU {device}; leave it out where there is none"
+                f"error: --cap={gigabytes:g}: GPU {device} is missing or too small; leave --cap out without a GPU"
             )
         self.free_gb = int(free) / 1e9
 
     def used_gb(self) -> float:
-        """The most that was in use beside what is held, context and captured graphs included. Ends the holding."""
+        """Maximum in use beside the memory held, context and captured graphs included. Releases that memory."""
         return int(self._holder.communicate()[0]) / 1e9
 
 
 class HostWatch:
-    """The most host memory in use while it runs: of the whole machine against its start, and of this process."""
+    """Maximum host memory in use while it runs: of the whole machine since its start, and of this process."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -63,13 +63,13 @@ class HostWatch:
             self._most = max(self._most, _resident())
 
     def begin(self) -> float:
-        """GB resident now, from which on the most is taken anew."""
+        """GB resident now. Restarts `most`."""
         self._most = _resident()
         return self._most / 1e9
 
     @property
     def most(self) -> float:
-        """GB resident at most since `begin`, or since the start."""
+        """Maximum of GB resident since `begin`, or since the start."""
         return self._most / 1e9
 
     def stop(self) -> dict[str, float]:

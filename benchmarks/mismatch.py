@@ -1,7 +1,8 @@
-"""How far the log-probs of graph-decoded draws are from a forward over whole rows (for bench_decode).
+"""The distance of graph-decoded log-probs from a forward over whole sequences (for bench_decode).
 
-Of a family that Hugging Face can run with SDPA that is its own forward; of GPT-OSS the training forward, whose experts
-are compared with those of the draws and once replayed. For scale, the distance of that forward from eager attention's.
+For a family that Hugging Face runs with SDPA the forward is Hugging Face's own. For GPT-OSS it is the training
+forward; its experts are compared with those of the draws, and replayed once. For scale, the distance of that forward
+from one with eager attention.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from modeling.routing import Recorded
 
 @torch.no_grad()
 def mismatch(model: Any, bench: Any, prompt: int, new: int) -> dict[str, float]:
-    """|dlogp| and k3 = mean(r - 1 - log r), r = exp(dlogp), of `new` draws a row against a plain forward."""
+    """|dlogp| and k3 = mean(r - 1 - log r), r = exp(dlogp), of `new` draws a sequence against a plain forward."""
     rows = bench.rows
     lines = torch.randint(0, model.config.vocab_size, (rows, prompt)).tolist()
     logprobs: list[list[float]] = [[] for _ in range(rows)]
@@ -45,7 +46,7 @@ def mismatch(model: Any, bench: Any, prompt: int, new: int) -> dict[str, float]:
 
 
 def plain_logprobs(model: Any, lines: list[list[int]], prompt: int, attention: str, **options: Any) -> torch.Tensor:
-    """Log-probs of the tokens after the prompt by Hugging Face's own forward, row by row  # [rows, new] fp32"""
+    """Log-probs of the tokens after the prompt by Hugging Face's forward, by sequence  # [rows, new] fp32"""
     model.set_attn_implementation(attention)
     rows = []
     for line in lines:
@@ -59,7 +60,7 @@ def plain_logprobs(model: Any, lines: list[list[int]], prompt: int, attention: s
 def training_logprobs(
     model: Any, lines: list[list[int]], prompt: int, routes: list[bytes], replay: bool
 ) -> tuple[torch.Tensor, float]:
-    """The same by the training forward; with the share of (token, layer) whose experts are not those in `routes`."""
+    """The same by the training forward, and the share of (token, layer) whose experts differ from `routes`."""
     parts, flips = [], []
     for line, recorded in zip(lines, routes, strict=True):
         rows = training_rows([len(line) - 1], "auto", model.lm_head.weight)

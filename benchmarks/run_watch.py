@@ -1,6 +1,6 @@
 """What every rank saw of a run's steps, gathered after each of them: wraps the trainer's functions from outside.
 
-The program itself has no hooks. Every rank must install the same watch, since gathering is collective.
+The program itself has no hooks. Install the same watch on every rank: gathering is collective.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ OF_THE_STEP = (  # alike on all ranks
 
 
 class StepWatch:
-    """The figures of each step that this process took; printed on rank 0 as they come."""
+    """The figures of each step of this process; rank 0 prints them as they come."""
 
     def __init__(self, host: HostWatch, script: type[ScriptedRun] | None, like: Path | None):
-        """script: whose longest trajectory is measured. like: a run with whose steps these are compared."""
+        """script: its longest trajectory is measured. like: a run whose steps these are compared with."""
         self.steps: list[dict[str, Any]] = []
         self.ranks: Any = None  # the trainer's, once there is a step
         self._host, self._script, self._like = host, script, metrics_of(like) if like else {}
@@ -122,7 +122,7 @@ def save_nothing() -> None:
 
 
 def alternate_grades() -> None:
-    """Every other trajectory counts as right, so that no group is equal."""
+    """Grades every other trajectory as right, so that no group is equal."""
     turn = iter(range(1 << 60))
 
     def grade(*_: object) -> Grade:
@@ -133,7 +133,7 @@ def alternate_grades() -> None:
 
 
 def train_on(run_dir: Path) -> None:
-    """No rollout: each step trains on the trajectories that the same step of `run_dir` sampled."""
+    """Replaces the rollout: each step trains on the trajectories that the same step of `run_dir` sampled."""
 
     def stored(_: trainer.Trainer, step: int, *__: Any) -> list[RolloutRecord]:
         return [record_of(row) for row in read_step(run_dir, step + 1)]
@@ -142,7 +142,7 @@ def train_on(run_dir: Path) -> None:
 
 
 def record_of(row: dict[str, Any]) -> RolloutRecord:
-    """The record of a stored row; a mixture's experts are not stored."""
+    """The record of a stored row. Experts of a mixture are not stored."""
     turns = [turn | {"calls": tuple(ToolCall(**call) for call in turn["calls"])} for turn in row["turns"]]
     lines = {name: tuple(row[name]) for name in ("token_ids", "sampled", "logprobs")}
     numbers = {name: row[name] for name in ("prompt_index", "sample_index", "policy_step")}

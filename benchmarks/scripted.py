@@ -1,67 +1,30 @@
-"""Scripted trajectories: the lengths of every turn and the latency of every tool call are fixed, the ids are sampled.
+"""Scripted trajectories in our engine: turn lengths and tool latencies are fixed, the token ids are sampled.
 
-A turn samples exactly its scripted number of tokens (stop tokens are ignored); after its tool latency the scripted
-number of tool tokens is appended, a function of prompt, sample and turn, so that every process appends the same. Used
-through `RolloutEngine.run_type`; records are ordinary ones and pass `RolloutRecord`'s checks.
+A turn samples exactly its scripted number of tokens and ignores stop tokens. After its tool latency the scripted
+number of tool tokens is appended. Their ids are a function of prompt, sample and turn, so every process appends the
+same. Set as `RolloutEngine.run_type`; the records are ordinary ones and pass `RolloutRecord`'s checks.
+Left out: reading and checking of workload files, which is `benchmarks/workload.py`.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import random
 import threading
 import time
 from concurrent.futures import Future
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from benchmarks.workload import Row, scripted_ids
 from rollout.engine import RolloutRun
 from rollout.episode import Episode, OpenTurn
 from rollout.records import StopReason, ToolCall
 
-Row = dict[str, Any]  # prompt, sample, prompt_tokens, turns of new_tokens and, but for the last, tool_*
 NO_STOPS: Any = SimpleNamespace(stop_ids=frozenset())  # all that a scripted run asks of a chat format
-IDS = 300  # scripted ids are drawn below it: the tiny model has them too
-
-
-def load_workload(name: str, copies: int, shrink: int = 1) -> tuple[list[Row], int]:
-    """Trajectories, `copies` times with other prompts, and samples per prompt.
-
-    shrink: every length (at least one token stays) and latency is divided by it
-    """
-    data = json.loads((Path(__file__).parent / "workloads" / f"{name}.json").read_text())
-    prompts = data["meta"]["prompts"]
-    rows = [row | {"prompt": row["prompt"] + c * prompts} for c in range(copies) for row in data["trajectories"]]
-    return [shrunk(row, shrink) for row in rows] if shrink > 1 else rows, data["meta"]["samples_per_prompt"]
-
-
-def shrunk(row: Row, by: int) -> Row:
-    turns = [
-        {name: value / by if name == "tool_seconds" else max(1, value // by) for name, value in turn.items()}
-        for turn in row["turns"]
-    ]
-    return row | {"prompt_tokens": max(1, row["prompt_tokens"] // by), "turns": turns}
-
-
-def scripts_of(rows: list[Row]) -> dict[tuple[int, int], Row]:
-    return {(row["prompt"], row["sample"]): row for row in rows}
-
-
-def length_of(row: Row) -> int:
-    """Tokens at its end."""
-    return row["prompt_tokens"] + sum(turn["new_tokens"] + turn.get("tool_tokens", 0) for turn in row["turns"])
-
-
-def scripted_ids(count: int, *of: int) -> list[int]:
-    """A function of `of` alone."""
-    generator = random.Random(" ".join(map(str, of)))
-    return [generator.randrange(IDS) for _ in range(count)]
 
 
 class TimeUp(Exception):
-    """The time limit of a rollout has passed; what was done by then still counts."""
+    """The time limit of a rollout has passed; the tokens sampled so far still count."""
 
 
 class ScriptedEpisode(Episode):
@@ -70,7 +33,7 @@ class ScriptedEpisode(Episode):
     def __init__(self, script: Row, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.script = script
-        self.started = self.began = time.perf_counter()  # when it was taken, and when its first draw was asked for
+        self.started = self.began = time.perf_counter()  # when it was taken, when its first draw was requested
 
     def expect(self, placeholder: int) -> None:
         self.began = time.perf_counter()
@@ -87,8 +50,8 @@ class ScriptedRun(RolloutRun):
 
     scripts: dict[tuple[int, int], Row]
     instant = False
-    longest = 0.0  # seconds from taking a trajectory to its end, the most of any
-    longest_drawing = 0.0  # from its first draw: without its wait for a row
+    longest = 0.0  # seconds from taking a trajectory to its end, the maximum over trajectories
+    longest_drawing = 0.0  # the same from its first draw, without the wait for a lane
     deadline = math.inf
 
     def __init__(self, chat, *args):

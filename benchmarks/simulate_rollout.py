@@ -1,9 +1,9 @@
-"""How long a scripted rollout would take: the real engine and scheduler on a clock that a formula moves.
+"""Simulated seconds of a scripted rollout: the real engine and scheduler on a clock that a formula moves.
 
     python benchmarks/simulate_rollout.py --workload retool_256 --rows 256 --step-ms 0.78 --row-us 3.7 --token-kb 114.7
 
 A step takes step-ms, row-us for every token in it, and the reading of every key once at 4.27 TB/s. Tools answer after
-their scripted latency on the same clock. Host time is taken to hide behind the device. Defaults: Qwen3-0.6B, H200.
+their scripted latency on the same clock. Host time is assumed to hide behind the device. Defaults: Qwen3-0.6B, H200.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.bench_rollout import rollout
-from benchmarks.scripted import ScriptedRun, load_workload, scripts_of
+from benchmarks.bench_rollout import CONTEXT, rollout
+from benchmarks.scripted import ScriptedRun
+from benchmarks.workload import load_workload, scripts_of
 from decode.graphs import rows_beside
 from decode.interface import Chunk, Done, Draws
 from rollout.engine import RolloutEngine
@@ -94,7 +95,7 @@ def simulate(
     workload: str, decoder: Any, clock: Clock, decode_rows: int, kv_tokens: int = 960_000, instant: bool = False
 ) -> RolloutStats:
     """One rollout of a workload by a decoder that moves the clock."""
-    rows, samples = load_workload(workload, 1)
+    rows, samples = load_workload(workload, context=CONTEXT)
     chat: Any = SimpleNamespace(stop_ids=frozenset())
     tool: Any = object()
     engine = RolloutEngine(

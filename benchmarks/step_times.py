@@ -1,7 +1,7 @@
-"""Device time of the steps of a rollout, by how many sequences they carry: where a rollout's seconds go.
+"""Device time of the steps of a rollout by their number of sequences: where a rollout's seconds go.
 
-An event is recorded before each step is queued; a step lasts until the next one starts, so the few waits for a tool
-count with the step before them.
+An event is recorded before each step is queued. A step lasts until the next one starts, so a wait for a tool counts
+with the step before it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from decode.interface import Chunk
 
-EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # a kind's most sequences, or rows where chunks are longer
+EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # most sequences of a kind, or lanes where chunks are longer
 
 
 def device_mark() -> torch.cuda.Event:
@@ -30,10 +30,10 @@ def kind_of(lengths: list[int]) -> tuple[bool, int]:
 
 
 class StepTimes:
-    """Watches a `decode.eager.Decoder` from now on."""
+    """Times the steps of a decoder from now on."""
 
     def __init__(self, decoder: Any, mark: Callable[[], Any] = device_mark):
-        """mark: gives an event of now, with `elapsed_time` and `synchronize`"""
+        """mark: returns an event recorded now, with `elapsed_time` and `synchronize`"""
         self._marks: list[Any] = []
         self._kinds: list[tuple[bool, int]] = []
         self._mark, submit = mark, decoder.submit
@@ -46,7 +46,7 @@ class StepTimes:
         decoder.submit = timed
 
     def table(self) -> str:
-        """A line for each kind of step since the last call."""
+        """One text line for each kind of step since the last call."""
         end = self._mark()
         end.synchronize()
         marks = [*self._marks, end]

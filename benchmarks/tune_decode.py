@@ -1,13 +1,13 @@
-"""Searches the tiles of a decode step by timing whole captured steps; what it finds goes into modeling/decode_tiles.
+"""Searches the tiles of a decode step by timing whole captured steps; what it finds goes into decode/tiles.py.
 
     python benchmarks/tune_decode.py --shape 4B --rows 1 4 --context 1024
     python benchmarks/tune_decode.py --shape 4B --rows 8 32 64 --wide 128 --workload retool_64 --kinds qkv o
 
-For each size of graph it times the step as the rules have it, then one kind of product after another with each of the
-candidates, and keeps what is faster. All sequences stand at one context, or with --workload where those of steps of
-that size stand in its simulated rollout, whose lengths differ as they do in training. --wide: sizes whose steps also
-carry longer chunks (`decode.graphs`), with a workload. Times are device times of back-to-back replays, sampling
-included, without the host. Random weights; the first use of each candidate compiles it.
+For each size of graph it times the step with the shipped tiles, then with each candidate of one kind of product after
+another, and keeps what is faster. All sequences have one context; with --workload they have the lengths that steps of
+that size have in its simulated rollout, mixed as in training. --wide: sizes whose steps also carry longer chunks
+(`decode.graphs`); needs a workload. Times are device times of back-to-back replays, sampling included, without the
+host. Random weights; the first use of each candidate compiles it.
 """
 
 from __future__ import annotations

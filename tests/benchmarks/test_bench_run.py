@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scripted import length_of, load_workload, scripted_ids, scripts_of
+from benchmarks.workload import length_of, load_workload, scripted_ids, scripts_of
 from run.trajectories import read_step
 from tests.support.launch import ROOT, metrics
 from tests.support.shell import environment
