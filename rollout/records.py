@@ -43,7 +43,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One assistant turn: tokens [start, end) of the line were sampled; its calls answer after `end`."""
+    """One assistant turn: tokens [start, end) of the trajectory were sampled; its calls answer after `end`."""
 
     start: int
     end: int
@@ -77,7 +77,7 @@ class SamplingConfig:
 
     @property
     def truncation(self) -> dict[str, Any]:
-        """What a decoder must be told beside the temperature: nothing where the whole softmax is drawn from."""
+        """What a decoder needs beside the temperature: nothing where the whole softmax is drawn from."""
         return {"top_k": self.top_k, "top_p": self.top_p} if self.top_k or self.top_p < 1 else {}
 
 
@@ -92,7 +92,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRecord:
-    """One trajectory as one flat token line of length T: prompt, sampled turns and tool results in order.
+    """One trajectory as one flat sequence of T tokens: prompt, sampled turns and tool results in order.
 
     P = prompt, A = sampled (the end-of-turn token included), O = appended after the turn (tool result, next header):
 

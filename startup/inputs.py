@@ -43,7 +43,7 @@ def load_chat(config: Config, tokenizer: PreTrainedTokenizerBase) -> Chat:
     """The chat format of the model's family, probed. Raises ConfigError or ChatTemplateError."""
     from transformers import AutoConfig
 
-    from modeling.shapes import shape_source
+    from modeling.loading import shape_source
     from rollout.chat.formats import make_chat
     from tools import tool_schema
 
@@ -172,9 +172,8 @@ def _shape(name: str, model: ModelConfig, context_length: int) -> PretrainedConf
     """The Hugging Face config of a model that we can run over `context_length` tokens. Raises ConfigError."""
     from transformers import AutoConfig
 
-    from modeling.attention import check_supported
-    from modeling.quantized import check_quantization
-    from modeling.shapes import shape_source
+    from modeling.families import check_supported
+    from modeling.loading import check_quantization, shape_source
 
     shape = from_hub(name, shape_source(model), AutoConfig)
     try:

@@ -102,7 +102,7 @@ def _check_same_shape(config: Config, checkpoint: Path, fix: str) -> None:
     """Refuses a model that the checkpoint's weights do not fit. A checkpoint of LoRA holds adapters alone."""
     from transformers import AutoConfig
 
-    from modeling.shapes import shape_source
+    from modeling.loading import shape_source
 
     if not (checkpoint / "config.json").exists():
         return
