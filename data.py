@@ -187,12 +187,20 @@ def render_prompts(
     return kept, prompts
 
 
-def data_digest(problems: Sequence[Problem], prompts: Sequence[Sequence[int]]) -> str:
-    """Of rendered prompts and answers in their order."""
-    digest = hashlib.blake2b(digest_size=16)
-    for problem, prompt in zip(problems, prompts, strict=True):
-        digest.update(repr((list(prompt), problem.answer)).encode())
-    return digest.hexdigest()
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """The problems of a run with their rendered prompts, index by index."""
+
+    problems: Sequence[Problem]
+    prompts: Sequence[list[int]]
+    teacher_prompts: Sequence[list[int]] = ()  # with teacher.privilege, what the teacher reads in their place
+
+    def digest(self) -> str:
+        """Of prompts and answers in their order: a data cursor into others means nothing."""
+        digest = hashlib.blake2b(digest_size=16)
+        for problem, prompt in zip(self.problems, self.prompts, strict=True):
+            digest.update(repr((list(prompt), problem.answer)).encode())
+        return digest.hexdigest()
 
 
 class ProblemStream:

@@ -44,16 +44,11 @@ class Problem(Protocol):
 
 def eval_sampling(config: Config) -> SamplingConfig:
     """How evaluations sample: the rollout's limits, the eval section's draws."""
-    return SamplingConfig(
-        max_new_tokens=config.rollout.max_new_tokens,
-        temperature=config.eval.temperature,
-        n_samples_per_prompt=config.eval.samples_per_prompt,
-        max_turns=config.rollout.max_turns,
-        context_length=config.rollout.context_length,
-        seed=config.train.seed + SEED_OFFSET,
-        top_k=config.eval.top_k,
-        top_p=config.eval.top_p,
-    )
+    own = config.eval
+    return SamplingConfig.of(
+        config, temperature=own.temperature, n_samples_per_prompt=own.samples_per_prompt,
+        seed=config.train.seed + SEED_OFFSET, top_k=own.top_k, top_p=own.top_p,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,6 @@ def batch_rows(shape: Any, implementation: str, lengths: Sequence[int], like: Te
 
 
 def row_of_each(lengths: Sequence[int], device: torch.device) -> Tensor:
-    """The row of each token of a packed line  # [N]"""
+    """The sequence of each packed token  # [N]"""
     counts = torch.tensor(list(lengths))
     return torch.arange(len(counts)).repeat_interleave(counts).to(device)

@@ -1,6 +1,6 @@
 """Trajectories on disk: one zstd-compressed Parquet file a step, `trajectories/step_N.parquet`.
 
-Invariants: a file is complete or absent; its rows stand in (prompt, sample) order; it holds enough to recompute
+Invariants: a file is complete or absent; its rows are in (prompt, sample) order; it holds enough to recompute
 rewards, advantages and losses (`main.py audit`) and to sample a trajectory again (`main.py replay`). This file is the
 only one that knows the format. `code` and `text` of a call are stored as bytes (UTF-8, lone surrogates passed
 through), since a model can write a string that is not valid Unicode and the run must keep exactly what was run.
@@ -42,7 +42,7 @@ NONE: Mapping[tuple[int, int], Sequence[float]] = MappingProxyType({})
 
 
 class TrajectoryError(UserError, LookupError):
-    """Trajectories that are not there; one line with the run, the step and the mend."""
+    """Trajectories that are not there; one line with the run, the step and the fix."""
 
 
 def step_path(run_dir: Path, step: int) -> Path:

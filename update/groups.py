@@ -43,7 +43,7 @@ def without_equal_groups(scored: Sequence[Scored]) -> list[Scored]:
     return [s for group in by_prompt(scored).values() if not is_equal(group) for s in group]
 
 
-WALL_TIMES = ("seconds", "memory_seconds", "submit_seconds", "read_seconds", "idle_seconds", "tools_open_seconds")
+WALL_TIMES = ("seconds", "submit_seconds", "read_seconds", "idle_seconds", "tools_open_seconds")
 
 
 def over_ranks(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
