@@ -10,6 +10,7 @@ scaled from the probe.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import time
 from collections import Counter
@@ -21,7 +22,8 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 
 from config import UserError
-from reward import grade_trajectory
+from data import Problem, unmatchable
+from reward import clean, grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason, Work
 from startup.building import Parts
 from startup.forecast import GIGABYTE, Memory
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from rollout.engine import Tool
 
 GOLD_ROWS = 100
+AIME_PROBLEMS = 30  # a year
+_AIME_NAME = re.compile("(?i)(?<![a-z])aime(?![a-z])")
 SHOWN_TOKENS = 16  # of a prompt's end
 PROBE_PROMPTS, PROBE_SAMPLES, PROBE_TOKENS, PROBE_TURNS = 2, 2, 64, 4
 SEED_OFFSET = 1 << 33  # neither training nor evaluation draws here
@@ -238,7 +242,7 @@ def _embedding_rows(parts: Parts) -> int:
 
 
 def _check_gold(parts: Parts) -> Finding:
-    """The reference, boxed and sent through the tokenizer, must be right."""
+    """The reference, boxed and sent through the tokenizer, must be right; odd references are noted."""
     rows = parts.data.problems[:GOLD_ROWS]
     for problem in rows:
         text = parts.chat.answer(parts.chat.answer_ids(f"\\boxed{{{problem.answer}}}"))
@@ -247,7 +251,23 @@ def _check_gold(parts: Parts) -> Finding:
             fix = "fix the row or the tokenizer"
             text = f"line {problem.line}: its own answer {problem.answer!r} is graded {verdict.reason.value}: {fix}"
             return Finding("gold", "FAIL", text)
-    return Finding("gold", "ok", f"the first {len(rows)} references, boxed, are graded right")
+    text = f"the first {len(rows)} references, boxed, are graded right"
+    files = [("data.path", parts.config.data.path, parts.data), ("eval.path", parts.config.eval.path, parts.eval_data)]
+    odd = [note for setting, path, data in files if data for note in _odd_references(setting, path, data.problems)]
+    return Finding("gold", "note" if odd else "ok", "; ".join([text, *odd]))
+
+
+def _odd_references(setting: str, path: str, problems: Sequence[Problem]) -> list[str]:
+    found = unmatchable((f"line {problem.line}", problem.answer) for problem in problems)
+    notes = [f"{setting}: {found}"] if found else []
+    if _AIME_NAME.search(Path(path).name):
+        other = [problem for problem in problems if not re.fullmatch("0*[0-9]{1,3}", clean(problem.answer))]
+        has = [f"this file has {len(problems)}"] if len(problems) % AIME_PROBLEMS else []
+        has += [f"line {problem.line} has {problem.answer!r:.40}" for problem in other[:1]]
+        if has:
+            expects = f"{AIME_PROBLEMS} answers of 0-999 are expected of an AIME"
+            notes.append(f"{setting}={path}: {expects}; {' and '.join(has)}")
+    return notes
 
 
 def _check_tool(tool: Tool | None) -> Finding:

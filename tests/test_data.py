@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 
 import pytest
 
@@ -15,6 +16,7 @@ from data import (
     duplicates,
     load_problems,
     render_prompts,
+    unmatchable,
 )
 
 CONFIG = DataConfig(path="unused")
@@ -84,6 +86,47 @@ def test_a_repeated_prompt_is_warned_of_with_counts():
     assert said is not None and "p.jsonl: 101 rows hold 2 distinct prompts (the commonest 100 times)" in said
     assert "contradictory" not in said
     assert duplicates(rows[99:], "p.jsonl") is None
+
+
+def test_equal_answers_in_two_spellings_are_not_contradictory():
+    for one, other in (("073", "73"), ("0.5", "1/2"), ("$7$", "7"), ("1,000", "1000")):
+        said = duplicates([Problem("a", one, 1), Problem("a", other, 2)], "f")
+        assert said is not None and "contradictory" not in said
+
+
+@pytest.mark.parametrize("written", ["0.12345678901234567890", "9007199254740993.0", "1.5", "1e3", "1.50"])
+def test_a_decimal_number_keeps_its_value(tmp_path, written):
+    [problem] = load_problems(write(tmp_path, f'{{"prompt": "x", "answer": {written}}}'), CONFIG)
+    assert Decimal(problem.answer) == Decimal(written)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "3+4=7 so it is\n#### 7", "#### 7", "\\fbox{7}", "\\boxed 7", "\\(7\\)", "\\[7\\]", "**7**", "`7`",
+        "<answer>7</answer>", "The answer is 7", "Answer: 7", "so 3+4=7\nand thus 7",
+        "there are seven of them left in the basket", "\uff17", "\u0667", "\u096d", "\u00bd", "x\u00b2", "\u2166",
+        "\U0001d7d5", "3\u20134", "\u20147", "3\u20114", "\uff0d7", "7\u200b", "\ufeff7", "7\u00ad0", "\u200e7",
+        "7\x00", "1\u20442", "7\u00b0", "2\u221a3", "1\uff0c000", "1e5", "2.5E-3", "1 000", "12 345.5", "1_000", "NaN", "null",
+        "N/A", "#REF!",
+    ],
+)  # fmt: skip
+def test_a_reference_that_hardly_any_response_matches_is_shown(text):
+    said = unmatchable([("line 1", "7"), ("line 2", text), ("line 3", text)])
+    assert said is not None and said.startswith("hardly any response can match 2 references; the first: line 2, ")
+    assert said.count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "7", "-7", "\u22127", "1,000", "$7$", "0.5", "\\frac{1}{2}", "x = 7", "\\left(3, 4\\right)", "2\\sqrt{3}",
+        "50\\%", "\\begin{pmatrix} a &= 1 \\\\[2pt]\n 2 \\end{pmatrix}", "\\text{no real solution}",
+        "3\u03c0", "\u662f\u3002", "caf\u00e9", "1 2 3", "a, b, c, d, e, f, g, h, i", "1\u00a0km", "[1, 2]", "x < 3", "1 0 1\n0 1 0", "naive",
+    ],
+)  # fmt: skip
+def test_a_plain_reference_is_not_doubted(text):
+    assert unmatchable([("line 1", text)]) is None
 
 
 def test_contradictory_answers_of_one_prompt_are_counted():

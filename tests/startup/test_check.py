@@ -13,7 +13,7 @@ from config import load_config
 from data import Problem, TrainingData
 from rollout.records import SamplingConfig, StopReason, Work
 from startup.building import device_of
-from startup.check import CheckError, Finding, check, masked, require_pass
+from startup.check import CheckError, Finding, _odd_references, check, masked, require_pass
 from tests.support.engines import FakeTool, Result
 
 ROOT = Path(__file__).parents[2]
@@ -124,6 +124,30 @@ def test_a_reference_that_is_not_graded_right_fails_with_its_line(parts):
     data = TrainingData([Problem("x", "1", 1), Problem("y", "}{", 7)], parts.data.prompts[:2])
     line = lines_of(parts, data=data)["gold"]
     assert line.state == "FAIL" and "line 7" in line.text
+
+
+def test_references_that_hardly_any_response_matches_are_noted_for_both_files(parts):
+    odd = TrainingData([Problem("x", "1", 1), Problem("y", "3+4=7\n#### 7", 2)], parts.data.prompts[:2])
+    wide = TrainingData([Problem("z", "\uff17", 5)], parts.data.prompts[:1])
+    line = lines_of(parts, data=odd, eval_data=wide)["gold"]
+    assert line.state == "note"
+    assert "data.path: hardly any response can match 1 reference; the first: line 2, '3+4=7" in line.text
+    assert "eval.path: hardly any response can match 1 reference; the first: line 5, '\uff17'" in line.text
+
+
+@pytest.mark.parametrize(
+    ("name", "answers", "words"),
+    [
+        ("aime_2024.jsonl", [*range(29)], ["30 answers of 0-999", "this file has 29"]),
+        ("AIME25.jsonl", [*range(28), "073", 1000], ["30 answers of 0-999", "line 30 has '1000'"]),
+        ("my-aime.jsonl", [*range(29), -1], ["line 30 has '-1'"]),
+        ("aime.jsonl", [*range(970, 999), "$073$"], []),
+        ("aimed.jsonl", [1000], []),
+    ],
+)
+def test_a_file_named_aime_has_thirty_answers_of_three_digits(name, answers, words):
+    found = "; ".join(_odd_references("eval.path", name, [Problem("x", str(a), i + 1) for i, a in enumerate(answers)]))
+    assert all(word in found for word in words) and bool(found) == bool(words)
 
 
 @pytest.mark.parametrize("result", [Result("ok", "41"), Result("infra", ""), Result("timeout", "42")])
