@@ -107,7 +107,8 @@ def test_a_decimal_number_keeps_its_value(tmp_path, written):
         "<answer>7</answer>", "The answer is 7", "Answer: 7", "so 3+4=7\nand thus 7",
         "there are seven of them left in the basket", "\uff17", "\u0667", "\u096d", "\u00bd", "x\u00b2", "\u2166",
         "\U0001d7d5", "3\u20134", "\u20147", "3\u20114", "\uff0d7", "7\u200b", "\ufeff7", "7\u00ad0", "\u200e7",
-        "7\x00", "1\u20442", "7\u00b0", "2\u221a3", "1\uff0c000", "1e5", "2.5E-3", "1 000", "12 345.5", "1_000", "NaN", "null",
+        "7\x00", "1\u20442", "7\u00b0", "2\u221a3", "1\uff0c000", "1e5", "2.5E-3", "1 000", "12 345.5", "1_000",
+        "NaN", "null",
         "N/A", "#REF!",
     ],
 )  # fmt: skip
@@ -121,8 +122,9 @@ def test_a_reference_that_hardly_any_response_matches_is_shown(text):
     "text",
     [
         "7", "-7", "\u22127", "1,000", "$7$", "0.5", "\\frac{1}{2}", "x = 7", "\\left(3, 4\\right)", "2\\sqrt{3}",
-        "50\\%", "\\begin{pmatrix} a &= 1 \\\\[2pt]\n 2 \\end{pmatrix}", "\\text{no real solution}",
-        "3\u03c0", "\u662f\u3002", "caf\u00e9", "1 2 3", "a, b, c, d, e, f, g, h, i", "1\u00a0km", "[1, 2]", "x < 3", "1 0 1\n0 1 0", "naive",
+        "50\\%", "\\begin{pmatrix} a &= 1 \\\\[2pt]\n 2 \\end{pmatrix}", "\\text{no real solution}", "3\u03c0",
+        "\u662f\u3002", "caf\u00e9", "1 2 3", "a, b, c, d, e, f, g, h, i", "1\u00a0km", "[1, 2]", "x < 3",
+        "1 0 1\n0 1 0", "naive",
     ],
 )  # fmt: skip
 def test_a_plain_reference_is_not_doubted(text):

@@ -14,6 +14,7 @@ import os
 import sys
 from pathlib import Path
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -198,8 +199,11 @@ def test_an_exponent_is_spelled_out_and_one_too_large_is_left_out(capsys, tmp_pa
     lines = "".join(f'{{"p": "{row}", "a": {row}}}\n' for row in rows)
     got, said = prepared(capsys, tmp_path, file(tmp_path / "e.jsonl", lines))
     assert got == {"1.5e3": "1500", "25E-4": "0.0025", "-1e2": "-100"}
-    assert "2 left out, a number of more than 1000 digits; the first: line 4, answer '1e999999999'" in said
-    assert "2 left out, must be a non-empty string or a finite number; the first: line 6" in said
+    assert (
+        "2 left out, answer has more than 1000 digits before or after the point; the first: line 4, '1e999999999'"
+        in said
+    )
+    assert "2 left out, answer must be a non-empty string or a finite number; the first: line 6" in said
 
 
 def test_numbers_of_parquet_keep_their_digits_or_are_left_out(capsys, tmp_path):
@@ -215,7 +219,7 @@ def test_numbers_of_parquet_keep_their_digits_or_are_left_out(capsys, tmp_path):
     rows = [{"p": "rounded", "a": 9007199254740992.0}, {"p": "none", "a": None}, {"p": "kept", "a": 34.0}]
     got, said = prepared(capsys, tmp_path, parquet(tmp_path, rows))
     assert got == {"kept": "34.0"}
-    assert "1 left out, a float of 2^53 or more may have lost digits; store integers or text; the first: row 1" in said
+    assert "1 left out, answer is a float of 2^53 or more, which may have lost digits; store integers or text" in said
 
 
 @pytest.mark.parametrize("text", ["2024-01-01", "12:30", "true", "007", "1/2", "+5"])
@@ -247,7 +251,9 @@ def test_a_replaced_file_of_the_same_name_and_time_is_read_again(capsys, tmp_pat
         assert list(prepared(capsys, tmp_path, path)[0]) == [prompt]
 
 
-@pytest.mark.parametrize("folder", ["[math] v2", "data::x", "a*b?", "{c}", "ü n", "https:", "train[:1]"])
+@pytest.mark.parametrize(
+    "folder", ["[math] v2", "data::x", "a*b?", "{c}", "ü n", "https:", "train[:1]", os.fsdecode(b"\xff")]
+)
 def test_odd_characters_in_a_path_are_only_characters(capsys, tmp_path, folder):
     path = file(tmp_path / folder / "z[1].jsonl", pairs(("x", 1)))
     assert prepared(capsys, tmp_path, path)[0] == {"x": "1"}
@@ -285,6 +291,27 @@ def test_a_split_of_a_folder_is_read_by_the_names_of_its_files(capsys, tmp_path)
     assert "no folder of this name" in refused(capsys, tmp_path, folder, "--subset", "hard")
     file(folder / "train.csv", "p,a\nx,1\n")
     assert "holds .csv and .jsonl files" in refused(capsys, tmp_path, folder)
+
+
+def test_a_dataset_of_the_hub_is_read_as_it_is_asked_for(capsys, tmp_path, monkeypatch):
+    asked = []
+
+    def load_dataset(*words, **options):
+        asked.append((*words, options["split"]))
+        return datasets.Dataset.from_list([{"p": "x", "a": 9007199254740993, "other": 0.5}] * 3)
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    words = ("--subset", "main", "--split", "test[:3]")
+    assert prepared(capsys, tmp_path, Path("organisation/name"), *words)[0] == {"x": "9007199254740993"}
+    assert asked == [("organisation/name", "main", "test[:3]")]
+
+    def fail(*words, **options):
+        raise RuntimeError("no scripts\nany more")
+
+    monkeypatch.setattr("datasets.load_dataset", fail)
+    assert "organisation/name: cannot be loaded: no scripts; download it" in refused(
+        capsys, tmp_path, "organisation/name"
+    )
 
 
 def test_options_without_an_effect_are_refused(capsys, tmp_path):
@@ -328,12 +355,12 @@ def test_every_cause_of_what_is_left_out_has_its_first_example(capsys, tmp_path)
     got, said = prepared(capsys, tmp_path, file(tmp_path / "c.jsonl", pairs(*rows)))
     assert got == {"kept": "9"} and "1 distinct problems of 8 rows" in said
     for cause in (
-        "1 left out, a prompt is text; the first: line 1, ' '",
-        "1 left out, a conversation needs one user turn; the first: line 2",
-        "1 left out, half of a surrogate pair; write whole characters; the first: line 3",
-        "1 left out, does not match itself inside \\boxed{}; store the bare value; the first: line 4, answer '",
-        "1 left out, is empty; every problem needs a reference; the first: line 5",
-        "2 left out, must be a non-empty string or a finite number; the first: line 6, answer ['7']",
+        "1 left out, prompt must be text; the first: line 1, ' '",
+        "1 left out, prompt needs one user turn; the first: line 2",
+        "1 left out, prompt holds half of a surrogate pair; write whole characters; the first: line 3",
+        "1 left out, answer does not match itself inside \\boxed{}; store the bare value; the first: line 4, '",
+        "1 left out, answer is empty; every problem needs a reference; the first: line 5",
+        "2 left out, answer must be a non-empty string or a finite number; the first: line 6, ['7']",
     ):
         assert cause in said
 
@@ -388,6 +415,7 @@ def test_a_parquet_file_of_dates_and_a_missing_source_are_one_line(capsys, tmp_p
     assert "none of 1 rows can be used" in said and "datetime.date(2024, 1, 1)" in said
     for name in ("no/such.jsonl", "no such", "a/b/c", "x::y"):
         assert "no such file or folder, nor a hub name" in refused(capsys, tmp_path, name)
+    assert "too long" in refused(capsys, tmp_path, tmp_path / ("x" * 300))
     (tmp_path / "empty").mkdir()
     assert "holds no .json" in refused(capsys, tmp_path, tmp_path / "empty")
 
