@@ -96,14 +96,9 @@ def duplicates(problems: Sequence[Problem], path: str) -> str | None:
     counts = Counter(problem.prompt for problem in problems)
     if len(counts) == len(problems):
         return None
-    first: dict[str, str] = {}
-    torn = len(
-        {
-            problem.prompt
-            for problem in problems
-            if not equal(clean(first.setdefault(problem.prompt, problem.answer)), clean(problem.answer))
-        }
-    )
+    first = {problem.prompt: problem.answer for problem in reversed(problems)}
+    other = (problem for problem in problems if not equal(clean(first[problem.prompt]), clean(problem.answer)))
+    torn = len({problem.prompt for problem in other})
     text = (
         f"{path}: {len(problems)} rows hold {len(counts)} distinct prompts (the commonest {max(counts.values())} "
         "times); scripts/prepare_data.py writes each once"
@@ -118,7 +113,7 @@ _UNMATCHED = {
     r"(?<!\\)\\[(\[]|\*\*|`|</?[A-Za-z]+>": "holds markup; store the bare value",
     r"(?i)\banswers?\b\s*(?:is|are|:|=)": "a sentence; store the bare value",
     r"(?:\b[A-Za-z']+\s+){7}[A-Za-z]": "a sentence; store the bare value",
-    r"(?s)^(?!.*\\begin).*=.*\n|^(?!.*\\begin).*\n.*=": "a rationale of several lines; store its last value",
+    r"(?s)\A(?!.*\\begin)(?=.*=)(?=.*\n)": "a rationale of several lines; store its last value",
     r"^\s*[+-]?[0-9.]+[eE][+-]?[0-9]+\s*$": "an exponent is not read as a number; write the number out",
     r"^\s*[+-]?[0-9]{1,3}(?:[ _'][0-9]{3})+(?:\.[0-9]*)?\s*$": "digits are grouped by commas or not at all",
     r"(?i)^\s*(?:nan|null|none|n/a|na|<na>|#n/a|#ref!|#value!|-|\?)\s*$": "a mark for a missing answer",

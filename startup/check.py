@@ -265,8 +265,7 @@ def _odd_references(setting: str, path: str, problems: Sequence[Problem]) -> lis
         has = [f"this file has {len(problems)}"] if len(problems) % AIME_PROBLEMS else []
         has += [f"line {problem.line} has {problem.answer!r:.40}" for problem in other[:1]]
         if has:
-            expects = f"{AIME_PROBLEMS} answers of 0-999 are expected of an AIME"
-            notes.append(f"{setting}={path}: {expects}; {' and '.join(has)}")
+            notes.append(f"{setting}={path}: expects {AIME_PROBLEMS} answers of 0-999 for AIME; {' and '.join(has)}")
     return notes
 
 
