@@ -46,10 +46,9 @@ from benchmarks.run_watch import SaveWatch, StepWatch, alternate_grades, save_no
 from benchmarks.scripted import ScriptedRun
 from benchmarks.workload import Row, length_of, load_workload, scripted_ids, scripts_of
 from config import Config, ConfigError
-from data import Problem
+from data import Problem, TrainingData
 from rollout.engine import RolloutEngine
 from startup import inputs
-from trainer import TrainingData
 
 STAND_INS = (
     "model.random_weights=true", "model.tokenizer_path=models/tiny_qwen3", "eval.path=",

@@ -44,7 +44,7 @@ class StepWatch:
                 script.longest_drawing = 0.0
             row = inner(run, step)
             self.ranks = run.ranks
-            self._note(row, run.ranks.gather(self._of_this_rank(row, run._rollout_stats())))
+            self._note(row, run.ranks.gather(self._of_this_rank(row, run._parts.engine.stats)))
             return row
 
         trainer.Trainer.train_step = watched  # type: ignore[method-assign]

@@ -85,7 +85,7 @@ def test_a_missing_rendezvous_variable_is_named(missing):
 
 
 def test_a_bad_setting_is_refused_before_a_teacher_and_a_student_are_made(tmp_path):
-    for name in ("config.py", "configs", "run", "scripts", "settings", "startup"):  # without main.py
+    for name in ("config.py", "configs", "run", "scripts", "startup"):  # without main.py
         (tmp_path / name).symlink_to(ROOT / name)
     done = subprocess.run(
         ["bash", str(tmp_path / "scripts/tiny_opsd_cpu.sh"), "--set", "train.steps=4"], env=environment(),
