@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import config
 from sandbox.layers import limits
+from sandbox.mcp_client import McpClient
 from sandbox.parent import render, report
 from sandbox.parent.link import Link, StartError
 from sandbox.workers.client import Client, UserFile
@@ -219,7 +220,7 @@ class UserTools:
         return _UserSession(self._client, self._where, problem)
 
     def close(self) -> None:
-        """Ends every process of the tools; calls under way resolve as infra. Idempotent; a fork's copy does nothing."""
+        """Ends every process; calls under way resolve as infra. Idempotent; a fork's copy does nothing."""
         if os.getpid() == self._owner:
             atexit.unregister(self.close)
             self._client.close()
@@ -250,6 +251,46 @@ def _user_result(header: dict[str, Any], payload: bytes) -> ToolResult:
         header["status"], payload.decode(), "", "", False, header["error_type"], header["wall_s"], header["cpu_s"],
         header["queue_s"], header["truncated"],
     )  # fmt: skip
+
+
+class McpTools:
+    """The tools of one MCP server: one process for all trajectories. close() it."""
+
+    def __init__(self, command: str, settings: config.ToolConfig):
+        """Starts `command` and lists its tools. Raises SandboxError, with the command and the fix."""
+        limit, chars = settings.timeout_seconds, settings.max_output_chars
+        try:
+            self._client = McpClient(command, timeout_s=limit, max_chars=chars)
+        except StartError as error:
+            raise SandboxError(str(error)) from error
+        self.schema = self._client.schemas
+        self.close = self._client.close
+
+    def open(self, problem: dict[str, Any]) -> ToolSession:
+        """A trajectory's session; the server keeps what state it has for all."""
+        return _McpSession(self._client)
+
+
+class _McpSession:
+    def __init__(self, client: McpClient):
+        self._client = client
+
+    def call(self, name: str, arguments: dict[str, Any], seed: int) -> Future[ToolResult]:
+        future: Future[ToolResult] = Future()
+        future.set_running_or_notify_cancel()
+        self._client.call(name, arguments).add_done_callback(lambda done: future.set_result(_mcp_result(done)))
+        return future
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _mcp_result(done: Future[dict[str, Any]]) -> ToolResult:
+    if done.cancelled() or done.exception() is not None:
+        return ToolResult("infra", "", "", "", False, "Infra", 0.0, 0.0, 0.0, False)
+    one = done.result()
+    return ToolResult(one["status"], one["text"], "", "", False, one["error_type"], one["wall_s"], 0.0, 0.0,
+                      one["truncated"])  # fmt: skip
 
 
 class ToolBox:

@@ -76,7 +76,7 @@ class Broker:
         if error:
             self._send({"op": "failed", "error": error})
             self._open = False
-        elif all(one.hello for one in self._templates):
+        elif all(one.ready for one in self._templates):
             self._send({"op": "hello", "hello": {"files": [one.hello for one in self._templates]}})
             self._greeted = True
 
@@ -120,8 +120,7 @@ class Broker:
                 self._answer(call, "infra", "Infra", "")
             lane.queue.clear()
             for worker in list(lane.workers):
-                hello = lane.template.hello or []
-                if worker.call is None and hello and hello[lane.index]["close"]:
+                if worker.call is None:
                     worker.outbox += wire.pack({"op": "close"})
                     worker.flush()
                     worker.ended_at = now + self._config["timeout_s"]  # killed then
@@ -152,7 +151,7 @@ class Broker:
     def _free_worker(self, lane: Lane) -> Worker | None:
         if lane.idle:
             return lane.idle.pop()
-        if len(lane.workers) >= lane.limit:
+        if len(lane.workers) >= lane.limit or not lane.template.ready:
             return None
         self._numbers += 1
         worker = self._workers[self._numbers] = Worker(lane, self._numbers)
@@ -162,6 +161,8 @@ class Broker:
 
     def _read(self, worker: Worker) -> None:
         """An answer of a worker, or its end."""
+        if worker.number not in self._workers:  # retired by another event of this round
+            return
         try:
             data = worker.socket.recv(1 << 18)
             frames = list(worker.frames.feed(data))
@@ -195,6 +196,8 @@ class Broker:
             self._selector.unregister(template.socket)
             self._replace(template)
             return
+        if template.ready:
+            self._restarts = 0
         for report in reports:
             worker = self._workers.get(report["number"])
             if report["op"] == "forked":
@@ -205,6 +208,8 @@ class Broker:
                     self._ended(worker, None)
             elif worker is not None:
                 worker.pid = 0
+                if worker.call is not None and not worker.ended_at:
+                    self._read(worker)  # what it said last
                 self._ended(worker, report["code"])
 
     def _replace(self, template: Template) -> None:
@@ -222,8 +227,7 @@ class Broker:
                 worker.lane.queue.appendleft(worker.call)
                 self._waiting[worker.lane] = worker.call = None
             self._retire(worker)
-        fresh = self._template(template.settings)
-        fresh.hello = template.hello
+        fresh = self._template(template.settings | {"again": True})
         position = self._templates.index(template)
         self._templates[position] = fresh
         held = [lane for _, lanes in self._sessions.values() for lane in lanes.values()]

@@ -41,9 +41,7 @@ def find(spec: str, beside: Path) -> tuple[Path, str]:
     for folder in (beside, Path.cwd()):
         if (folder / file).is_file():
             return (folder / file).resolve(), name
-    raise StartError(
-        f"tool.functions={spec!r}: {file} is neither in {beside} nor in the working directory; fix the path"
-    )
+    raise StartError(f"tool.functions={spec!r}: {file} is neither in {beside} nor in the working directory; fix it")
 
 
 def read(path: Path) -> UserFile:
@@ -56,7 +54,7 @@ def read(path: Path) -> UserFile:
 
 
 class Client:
-    """A running broker for some specs. `schemas` has (file, index, name, stateful, JSON schema) in order of the specs."""
+    """A running broker for some specs. `schemas` has (file, index, name, stateful, JSON schema) for each tool."""
 
     def __init__(
         self, specs: Sequence[str], beside: Path, *, timeout_s: float, memory_mb: int, max_chars: int, max_running: int

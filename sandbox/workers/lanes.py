@@ -93,7 +93,8 @@ class Template:
                 pass_fds=(theirs.fileno(),), start_new_session=True,
             )  # fmt: skip
         self.frames = wire.FrameReader()
-        self.hello: list[dict[str, Any]] | None = None
+        self.hello: list[dict[str, Any]] = []
+        self.ready = False  # it forks
         self.error = ""
 
     def read(self) -> list[dict[str, Any]] | None:
@@ -107,7 +108,7 @@ class Template:
         reports = []
         for header, payload in self.frames.feed(data):
             if header["op"] == "hello":
-                self.hello = json.loads(payload)
+                self.hello, self.ready = json.loads(payload), True
             elif header["op"] == "failed":
                 self.error = header["error"]
             else:

@@ -196,8 +196,7 @@ def _described(sock: socket.socket, path: str, functions: list[Any]) -> None:
         return
     try:
         shown = os.path.basename(path)
-        hello = [{"schemas": describe(shown, f), "stateful": inspect.isclass(f),
-                  "close": hasattr(f, "close")} for f in functions]  # fmt: skip
+        hello = [{"schemas": describe(shown, f), "stateful": inspect.isclass(f)} for f in functions]
         sock.sendall(wire.pack({"op": "hello"}, json.dumps(hello).encode()))
     except SpecError as error:
         sock.sendall(wire.pack({"op": "failed", "error": str(error)}))
@@ -215,5 +214,8 @@ def main(fd: int, settings: dict[str, Any]) -> None:
     except SpecError as error:
         sock.sendall(wire.pack({"op": "failed", "error": str(error)}))
         return
-    _described(sock, settings["path"], functions)
+    if settings.get("again"):  # the trainer has the schemas already
+        sock.sendall(wire.pack({"op": "hello"}, b"[]"))
+    else:
+        _described(sock, settings["path"], functions)
     Template(sock, functions, settings).serve()
