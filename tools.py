@@ -17,7 +17,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,8 +24,12 @@ import config
 from sandbox.layers import limits
 from sandbox.mcp_client import McpClient
 from sandbox.parent import render, report
+from sandbox.parent.libraries import library_paths
 from sandbox.parent.link import Link, StartError
+from sandbox.result import ToolResult, at_once
 from sandbox.workers.client import Client, UserFile
+
+__all__ = ["McpTools", "PythonTool", "SandboxError", "ToolBox", "ToolResult", "ToolSession", "ToolSet", "UserTools"]
 
 RECYCLE_CALLS = 5000  # programs that one fork server serves before a fresh one takes over
 _INFRA = {"op": "answer", "status": "infra", "error_type": "Infra", "code": 0, "shown": False, "timeout_s": 0.0,
@@ -35,26 +38,6 @@ _INFRA = {"op": "answer", "status": "infra", "error_type": "Infra", "code": 0, "
 
 class SandboxError(config.UserError, RuntimeError):
     """The sandbox cannot start, cannot give what the settings demand, or failed. One line: what, and the mend."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolResult:
-    """How one call ended.
-
-    status: ok, error, timeout, out_of_memory, output_limit, crash, exit, refused, infra (the sandbox failed, not the
-    program: drop the trajectory). text: what the model is shown.
-    """
-
-    status: str
-    text: str
-    stdout: str
-    stderr: str
-    value_shown: bool  # a bare last expression was printed
-    error_type: str  # the exception's class name; Timeout, OutputLimit, SIGSEGV, ...; empty for ok
-    wall_s: float  # from hand-over to the child
-    cpu_s: float
-    queue_s: float  # waiting before that; not charged to the program
-    truncated: bool  # the model was shown less than the program wrote
 
 
 class ToolSession(Protocol):
@@ -152,7 +135,7 @@ class PythonTool:
 
     def _too_long(self) -> Future[ToolResult]:
         self._counts["refused"] += 1
-        return _at_once("refused", f"Refused: the program is longer than {limits.CODE_BYTES} bytes", "Refused")
+        return at_once("refused", f"Refused: the program is longer than {limits.CODE_BYTES} bytes", "Refused")
 
     def _result(self, header: dict[str, Any], payload: bytes) -> ToolResult:
         self._counts[header["status"]] += 1
@@ -234,7 +217,7 @@ class _UserSession:
     def call(self, name: str, arguments: dict[str, Any], seed: int) -> Future[ToolResult]:
         raw = json.dumps(arguments).encode()
         if len(raw) > limits.CODE_BYTES:
-            return _at_once("refused", f"Refused: the arguments are longer than {limits.CODE_BYTES} bytes", "Refused")
+            return at_once("refused", f"Refused: the arguments are longer than {limits.CODE_BYTES} bytes", "Refused")
         where = self._where[name]
         if where[3] and self._number < 0:
             self._number = self._client.open(self._problem)
@@ -334,12 +317,6 @@ class _BoxSession:
             one.close()
 
 
-def _at_once(status: str, text: str, error_type: str) -> Future[ToolResult]:
-    future: Future[ToolResult] = Future()
-    future.set_result(ToolResult(status, text, "", "", False, error_type, 0.0, 0.0, 0.0, False))
-    return future
-
-
 def _running(settings: config.ToolConfig) -> int:
     """Calls at once on this rank."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -359,7 +336,7 @@ def _demand(settings: config.ToolConfig, layers_left_off: bool) -> str:
 def _broker_settings(settings: config.ToolConfig, without: Sequence[str]) -> dict[str, Any]:
     running = _running(settings)
     spares = min(max(32, 8 * running), 128)  # enough for a burst; one costs about a megabyte
-    paths = _library_paths()
+    paths = library_paths()
     prefixes = [os.path.join(prefix, "lib") for prefix in (sys.base_prefix, sys.prefix)]
     zygote = {
         "paths": paths,
@@ -379,15 +356,3 @@ def _broker_settings(settings: config.ToolConfig, without: Sequence[str]) -> dic
         "import_filter": settings.import_filter == "on",
         "zygote": zygote,
     }
-
-
-def _library_paths() -> list[str]:
-    """Where modules are found: the standard library and installed packages, not the project's folders and scripts."""
-    stdlib = os.path.dirname(os.__file__)
-    return [path for path in sys.path if path == stdlib or path.endswith(".zip") or _holds_packages(path)]
-
-
-def _holds_packages(folder: str) -> bool:
-    if os.path.basename(folder) in ("lib-dynload", "site-packages", "dist-packages"):
-        return True
-    return os.path.isdir(folder) and any(name.endswith(".dist-info") for name in os.listdir(folder))

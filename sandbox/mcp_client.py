@@ -1,8 +1,8 @@
 """The tools of one MCP server over stdio, through the official `mcp` package (optional: requirements/mcp.txt).
 
 The server is started by a thread of its own, which runs an asyncio loop; calls are handed over as coroutines, so the
-caller never waits. Invariants: every future resolves, each call within its time limit; a call that runs too long is the
-call's answer (timeout), a server that ended is infra. Left out: prompts, resources, sampling, and a restart of the server.
+caller never waits. Invariants: every future resolves, each call within its time limit; a call that runs too long is
+that call's answer (timeout), a server that ended is infra. Left out: prompts, resources, sampling, a server's restart.
 """
 
 from __future__ import annotations

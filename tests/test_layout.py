@@ -135,7 +135,7 @@ def test_no_module_shadows_the_standard_library():
 @pytest.mark.parametrize("name", sorted(p.relative_to(ROOT).as_posix() for p in SOURCES.values()))
 def test_files_and_functions_stay_small(name):
     text = (ROOT / name).read_text()
-    assert text.count("\n") <= 300, "split the file: one reason to change"
+    assert text.count("\n") <= 350, "split the file: one reason to change"
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             assert (node.end_lineno or 0) - node.lineno < 50, f"{node.name} is longer than a screen"

@@ -77,7 +77,7 @@ def test_a_server_from_the_package_index_serves_a_call():
 
 @needs_mcp
 def test_a_server_that_cannot_start_is_one_line():
-    with pytest.raises(config.UserError, match="tool.mcp='no-such-server': cannot be started"):
+    with pytest.raises(config.UserError, match=r"tool\.mcp='no-such-server': cannot be started"):
         tools.McpTools("no-such-server", SETTINGS)
 
 
