@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import config
 from sandbox.layers import limits
@@ -26,7 +26,7 @@ from sandbox.mcp_client import McpClient
 from sandbox.parent import render, report
 from sandbox.parent.libraries import library_paths
 from sandbox.parent.link import Link, StartError
-from sandbox.result import ToolResult, at_once
+from sandbox.result import ToolResult, ToolSession, ToolSet, at_once
 from sandbox.workers.client import Client, UserFile
 
 __all__ = ["McpTools", "PythonTool", "SandboxError", "ToolBox", "ToolResult", "ToolSession", "ToolSet", "UserTools"]
@@ -38,26 +38,6 @@ _INFRA = {"op": "answer", "status": "infra", "error_type": "Infra", "code": 0, "
 
 class SandboxError(config.UserError, RuntimeError):
     """The sandbox cannot start, cannot give what the settings demand, or failed. One line: what, and the mend."""
-
-
-class ToolSession(Protocol):
-    """The tools of one trajectory."""
-
-    def call(self, name: str, arguments: dict[str, Any], seed: int) -> Future[ToolResult]: ...
-
-    def close(self) -> None:
-        """Ends the trajectory's state; calls under way resolve."""
-
-
-class ToolSet(Protocol):
-    """Some tools under one roof."""
-
-    @property
-    def schema(self) -> list[dict[str, Any]]: ...
-
-    def open(self, problem: dict[str, Any]) -> ToolSession: ...
-
-    def close(self) -> None: ...
 
 
 def tool_schema(settings: config.ToolConfig) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""How one tool call ended, whichever tool it was of. Standard library only."""
+"""The protocol of tools: sets, sessions, and how one call ended. Standard library only."""
 
 from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,26 @@ class ToolResult:
     cpu_s: float
     queue_s: float  # waiting before that; not charged to the program
     truncated: bool  # the model was shown less than the program wrote
+
+
+class ToolSession(Protocol):
+    """The tools of one trajectory."""
+
+    def call(self, name: str, arguments: dict[str, Any], seed: int) -> Future[ToolResult]: ...
+
+    def close(self) -> None:
+        """Ends the trajectory's state; calls under way resolve."""
+
+
+class ToolSet(Protocol):
+    """Some tools under one roof."""
+
+    @property
+    def schema(self) -> list[dict[str, Any]]: ...
+
+    def open(self, problem: dict[str, Any]) -> ToolSession: ...
+
+    def close(self) -> None: ...
 
 
 def at_once(status: str, text: str, error_type: str) -> Future[ToolResult]:
