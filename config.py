@@ -1,105 +1,146 @@
 """The run's settings: JSON sections into frozen dataclasses, dotted overrides, and every check that needs no model.
 
+Each setting is declared once, with default, one line and range; `python main.py settings` prints them. Rules between
+settings stand in `rules` of their section, or of `Config` where they cross sections. configs/schema.py reads the JSON.
+
 Invariants: a `Config` that exists is consistent; nothing rewrites it; every field is read somewhere outside this file
-and `settings/` (`tests/test_config.py` asserts that). Checks that need the tokenizer, the weights or the world size
-live where those are first known, but still before the GPU is touched. Standard library only.
+(`tests/test_config.py` asserts that). Checks that need the tokenizer, the weights or the world size live where those
+are first known, but still before the GPU is touched. Standard library only: a bad setting is refused before anything
+heavy is imported.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.schema import ConfigError, UserError, apply_override, parse_sections, read_json, require
-from settings.loss import LoraConfig, LossConfig
-from settings.model import ModelConfig
-from settings.teacher import TeacherConfig, check_distillation
-from settings.watch import EvalConfig, LogConfig
+from configs.schema import (
+    ConfigError,
+    Removed,
+    Section,
+    UserError,
+    apply_override,
+    parse_sections,
+    read_json,
+    require,
+    setting,
+    without_removed,
+)  # fmt: skip
 
-__all__ = ["Config", "ConfigError", "ModelConfig", "UserError", "load_config", "parse_config", "with_defaults"]
+__all__ = ["Config", "ConfigError", "UserError", "load_config", "parse_config", "with_defaults"]
+
+VERSION = "0.1.0"  # of the program, as in pyproject.toml; each run's config.json holds it
+
+
+# fmt: off
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig(Section):
+    """Which model, how it computes, and how its chat template is filled."""
+
+    path: str = setting(
+        "", "Folder or hub name with config, weights, tokenizer and chat template.",
+        required="name a model folder, e.g. models/tiny_qwen3")
+    tokenizer_path: str = setting("", "Folder or hub name of the tokenizer; empty: model.path.")
+    dtype: Literal["float32", "bfloat16"] = setting("bfloat16", "Dtype of the weights; float32 is meant for a CPU.")
+    attn_implementation: Literal["auto", "eager"] = setting(
+        "auto", "auto: SDPA on CPU, torch's varlen kernel on CUDA; eager: plain softmax, equal in rollout and update.")
+    gradient_checkpointing: bool | Literal["auto"] = setting(
+        "auto", "true: recompute every layer in the backward pass; false: none; auto: those that do not fit the GPU.")
+    router_replay: bool = setting(False, "Mixtures of experts: the update routes to the experts that sampling chose.")
+    random_weights: bool = setting(False, "Random weights from train.seed in the shape of config.json.")
+    enable_thinking: bool = setting(
+        True, "Hybrid templates; false: every assistant header ends in an empty think block.")
+    reasoning_effort: Literal["low", "medium", "high"] | None = setting(
+        None, "Effort named in GPT-OSS's system prompt.", null="medium")
+    current_date: str | None = setting(
+        None, "Date in GPT-OSS's system prompt, YYYY-MM-DD; never read from the clock.", null="its release date")
+
+    def rules(self) -> None:
+        day = self.current_date
+        self.demand(day is None or _is_date(day), "current_date", "write YYYY-MM-DD, a day that exists, or null")
+
+
+def _is_date(text: str) -> bool:
+    if re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII) is None:  # ISO 8601 has more forms
+        return False
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DataConfig:
-    path: str = ""  # JSONL, one problem a line
-    prompt_field: str = "prompt"  # text of the user turn
-    answer_field: str = "answer"  # reference answer, a non-empty string or a number
-    hint_field: str = ""  # text for teacher.privilege; empty: problems have none
-    system_prompt: str = ""  # empty: the template's own system turn
-    shuffle: bool = True  # the order is a function of (train.seed, epoch) alone
-    over_long_prompts: Literal["refuse", "drop"] = "refuse"
+class DataConfig(Section):
+    """The training problems."""
 
-    def __post_init__(self) -> None:
-        require(bool(self.path), "data.path", self.path, "name a JSONL file with one problem a line")
-        for name in ("prompt_field", "answer_field"):
-            require(bool(getattr(self, name)), f"data.{name}", "", "name a field of data.path's lines")
-        require(
-            self.prompt_field != self.answer_field, "data.answer_field", self.answer_field,
-            "must differ from data.prompt_field",
-        )  # fmt: skip
+    path: str = setting("", "JSONL file, one problem a line.", required="name a JSONL file with one problem a line")
+    prompt_field: str = setting("prompt", "Key of the user turn's text.", required="name a field of data.path's lines")
+    answer_field: str = setting(
+        "answer", "Key of the reference answer, a non-empty string or a number.",
+        required="name a field of data.path's lines")
+    hint_field: str = setting("", "Key of the text for {hint} in teacher.privilege; empty: no hints.")
+    system_prompt: str = setting("", "System turn of every prompt; empty: the template's own.")
+    shuffle: bool = setting(True, "Shuffle the problems each epoch, by train.seed and epoch alone.")
+    over_long_prompts: Literal["refuse", "drop"] = setting(
+        "refuse", "What to do with prompts that do not fit rollout.context_length.")
+
+    def rules(self) -> None:
+        self.demand(self.prompt_field != self.answer_field, "answer_field", "must differ from data.prompt_field")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RolloutConfig:
-    trajectories_per_step: int = 64
-    samples_per_prompt: int = 8
-    max_turns: int = 16  # assistant turns; each but the last may call the tool
-    max_new_tokens: int = 2048  # per turn
-    context_length: int = 8192  # prompt, turns and tool results together
-    temperature: float = 1.0
-    decode_rows: int = 16  # rows that decode at once; the largest CUDA graph
-    page_size: int = 16  # tokens per KV page
-    kv_memory_fraction: float = 0.5  # of the GPU memory that is free after the engine is built; CUDA only
-    release_kv: bool = False  # on CUDA: the update gets the KV cache's memory; taken back, as zeros, for each rollout
-    kv_tokens: int | None = None  # tokens of KV cache; None: by kv_memory_fraction (CUDA), full contexts (CPU)
-    prefill_tokens: int = 2048  # most prompt and tool tokens read in one step
-    # With graphs: a row's new tokens, if these or fewer, are read in the steps in which the others decode; more are
-    # read by one forward of their own, for which all wait.
-    forced_tokens: int = 512
-    cuda_graphs: bool = True  # on CUDA: decode inside captured graphs
-    deterministic: bool = False  # deliver tool results in submission order, so that timing cannot reorder anything
-    # Groups of equal rewards are dropped, and up to so many further rounds sample other problems in their place; 0:
-    # none is, and they stay in the denominators of the loss.
-    max_refills: int = 0
+class RolloutConfig(Section):
+    """How many trajectories a step samples, how long they may be, and with what memory."""
 
-    def __post_init__(self) -> None:
-        for name in (
-            "trajectories_per_step", "max_turns", "max_new_tokens", "context_length", "decode_rows", "page_size",
-            "prefill_tokens",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            require(value >= 1, f"rollout.{name}", value, "must be at least 1")
-        require(self.max_refills >= 0, "rollout.max_refills", self.max_refills, "must be 0 (off) or more rounds")
-        require(self.forced_tokens >= 0, "rollout.forced_tokens", self.forced_tokens, "must be 0 (never) or more")
-        require(self.samples_per_prompt >= 1, "rollout.samples_per_prompt", self.samples_per_prompt, "at least 1")
+    trajectories_per_step: int = setting(64, "Trajectories of one step, over all ranks.", at_least=1)
+    samples_per_prompt: int = setting(8, "Trajectories of one prompt: the group of GRPO.", at_least=1)
+    max_turns: int = setting(16, "Assistant turns; each but the last may call the tool.", at_least=1)
+    max_new_tokens: int = setting(2048, "Most tokens sampled in one turn.", at_least=1)
+    context_length: int = setting(8192, "Most tokens of prompt, turns and tool results together.", at_least=1)
+    temperature: float = setting(
+        1.0, "Sampling temperature of training.", above=0,
+        fix="training samples from softmax(logits / temperature); set it above 0, usually 1")
+    decode_rows: int = setting(16, "Sequences that decode at once: the width of the largest CUDA graph.", at_least=1)
+    page_size: int = setting(16, "Tokens of one KV page.", at_least=1)
+    kv_memory_fraction: float = setting(
+        0.5, "CUDA: share of the GPU memory left free by the engine that becomes KV cache.", above=0, below=1,
+        fix="it is a share of free GPU memory")
+    kv_tokens: int | None = setting(
+        None, "Tokens of KV cache on each rank.", null="by kv_memory_fraction on CUDA, full contexts on CPU")
+    prefill_tokens: int = setting(2048, "Most prompt and tool-result tokens read in one step.", at_least=1)
+    forced_tokens: int = setting(
+        512, "CUDA graphs: chunks up to this length are prefilled inside decode steps; longer ones stall decoding.",
+        at_least=0, zero="never")
+    cuda_graphs: bool = setting(True, "CUDA: decode inside captured graphs.")
+    deterministic: bool = setting(False, "Deliver tool results in the order of their calls, whatever their timing.")
+    max_refills: int = setting(
+        0, "Max extra rounds replacing groups of equal rewards; 0 keeps them in the loss's denominators.",
+        at_least=0, zero="off")
+
+    def rules(self) -> None:
         rest = self.trajectories_per_step % self.samples_per_prompt
-        require(
-            rest == 0, "rollout.trajectories_per_step", self.trajectories_per_step,
+        self.demand(
+            rest == 0, "trajectories_per_step",
             f"must be a multiple of rollout.samples_per_prompt={self.samples_per_prompt}; "
             f"the next smaller is {self.trajectories_per_step - rest}, "
             f"the next larger {self.trajectories_per_step - rest + self.samples_per_prompt}",
-        )  # fmt: skip
-        require(
-            self.temperature > 0, "rollout.temperature", self.temperature,
-            "training samples from softmax(logits / temperature); set it above 0, usually 1",
-        )  # fmt: skip
-        require(
-            self.max_new_tokens < self.context_length, "rollout.max_new_tokens", self.max_new_tokens,
+        )
+        self.demand(
+            self.max_new_tokens < self.context_length, "max_new_tokens",
             f"leaves no room for a prompt in rollout.context_length={self.context_length}; lower it",
-        )  # fmt: skip
-        require(
-            0 < self.kv_memory_fraction < 1, "rollout.kv_memory_fraction", self.kv_memory_fraction,
-            "is a share of free GPU memory, between 0 and 1",
-        )  # fmt: skip
-        require(
-            self.kv_tokens is None or self.kv_tokens >= self.context_length, "rollout.kv_tokens", self.kv_tokens,
+        )
+        self.demand(
+            self.kv_tokens is None or self.kv_tokens >= self.context_length, "kv_tokens",
             f"must hold one full context, rollout.context_length={self.context_length}",
-        )  # fmt: skip
+        )
 
     @property
     def prompts_per_step(self) -> int:
@@ -107,104 +148,209 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ToolConfig:
-    enabled: bool = True
-    timeout_seconds: float = 10.0  # wall, from the moment the program is handed to its child
-    memory_mb: int = 1024  # above what the interpreter and its preloaded libraries take
-    max_output_chars: int = 4000  # shown to the model: head and tail, the cut named between them
-    max_running: int | None = None  # programs at once; None: this rank's share of cores - 2, at least 2
-    show_last_value: bool = False  # show a bare last expression, as a notebook does
-    import_filter: Literal["on", "off"] = "on"  # allowlist of imports; off is for hosts with a full boundary
-    require: Literal["boundary", "best_effort"] = "best_effort"  # boundary: refuse to train without all kernel layers
-    preload: tuple[str, ...] = ("numpy", "sympy")  # imported once, before children are forked
+class ToolConfig(Section):
+    """The Python tool and the limits of its sandbox."""
 
-    def __post_init__(self) -> None:
-        require(self.timeout_seconds > 0, "tool.timeout_seconds", self.timeout_seconds, "must be above 0 seconds")
-        require(self.memory_mb >= 16, "tool.memory_mb", self.memory_mb, "a program needs at least 16 MiB")
-        require(
-            self.max_output_chars >= 100, "tool.max_output_chars", self.max_output_chars,
-            "must leave room for head, tail and the note between them; set at least 100",
-        )  # fmt: skip
-        require(
-            self.max_running is None or self.max_running >= 1, "tool.max_running", self.max_running,
-            "must be at least 1, or null for cores - 2",
-        )  # fmt: skip
+    enabled: bool = setting(True, "Offer the Python tool to the policy.")
+    timeout_seconds: float = setting(10.0, "Wall time of one call, once its child has the program.", above=0)
+    memory_mb: int = setting(1024, "MiB of a program above interpreter and preloaded modules.", at_least=16)
+    max_output_chars: int = setting(
+        4000, "Characters shown to the model: head and tail, with the cut named between them.", at_least=100,
+        fix="head, tail and the note between them need room")
+    max_running: int | None = setting(
+        None, "Programs at once on each rank.", at_least=1, null="the rank's share of cores - 2, at least 2")
+    show_last_value: bool = setting(False, "Show the value of a bare last expression, as a notebook does.")
+    import_filter: Literal["on", "off"] = setting(
+        "on", "Allow listed imports alone; off is for hosts whose sandbox has every kernel layer.")
+    require: Literal["boundary", "best_effort"] = setting(
+        "best_effort", "boundary: refuse to train without all kernel layers of the sandbox.")
+    preload: tuple[str, ...] = setting(("numpy", "sympy"), "Modules imported once, before children are forked.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RewardConfig:
-    scale: Literal["none", "std"] = "none"  # group advantage: reward - mean, or that over the group's std
-    tool_bonus: float = 0.0  # added to the reward of a wrong trajectory that ran a call without an error
+class RewardConfig(Section):
+    """From grades to advantages."""
 
-    def __post_init__(self) -> None:
-        require(
-            0 <= self.tool_bonus < 1, "reward.tool_bonus", self.tool_bonus,
-            "must lie in [0, 1), so that a wrong trajectory stays below 0",
-        )  # fmt: skip
+    scale: Literal["none", "std"] = setting(
+        "none", "Group advantage; none: reward - mean; std: that over the group's standard deviation.")
+    tool_bonus: float = setting(
+        0.0, "Added to the reward of a wrong trajectory that ran a call without an error.", at_least=0, below=1,
+        fix="a wrong trajectory must stay below 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainConfig:
-    steps: int = 100
-    seed: int = 0
-    learning_rate: float = 1e-6
-    schedule: Literal["constant", "linear"] = "constant"  # linear: to zero at train.steps
-    warmup_steps: int = 0
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.999
-    weight_decay: float = 0.0  # never on norms, biases and embeddings
-    max_grad_norm: float = 1.0
-    updates_per_rollout: int = 1  # optimizer steps, each on its own share of the step's groups
-    max_bad_steps: int = 3  # steps in a row with a loss or gradient that is not finite, before the run stops
-    # Of packed rows; auto: as many as keep their activations in the GPU's free memory, from a forecast at the start.
-    max_tokens_per_micro_batch: int | Literal["auto"] = "auto"
-    zero_stage: int = 2  # 2: gradients and optimizer dealt to the ranks; 1: the optimizer alone
-    offload_optimizer: bool = False  # Adam moments and fp32 weights in host memory
-    save_every: int = 0  # steps between checkpoints; 0: only after the last step
-    keep_checkpoints: int = 0  # newest checkpoints to keep, beside the best by evaluation; 0: all
-    max_minutes: float | None = None  # wall time after which the run saves and ends with status 0; null: no limit
-    num_threads: int | None = None  # torch CPU threads per process; None: torch's own choice
-    check: bool = True  # before the first step, run what `main.py check` runs
+class LossConfig(Section):
+    """Formulas and sources: docs/objectives.md; code: update/losses.py, denominators in update/minibatch.py."""
 
-    def __post_init__(self) -> None:
-        require(self.steps >= 1, "train.steps", self.steps, "must be at least 1")
-        require(self.learning_rate > 0, "train.learning_rate", self.learning_rate, "must be above 0")
-        require(
-            0 <= self.warmup_steps < self.steps, "train.warmup_steps", self.warmup_steps,
-            f"must be 0 or more and less than train.steps={self.steps}; lower it too",
-        )  # fmt: skip
-        for name in ("adam_beta1", "adam_beta2"):
-            value = getattr(self, name)
-            require(0 <= value < 1, f"train.{name}", value, "must lie in [0, 1)")
-        require(self.weight_decay >= 0, "train.weight_decay", self.weight_decay, "must not be negative")
-        require(self.max_grad_norm > 0, "train.max_grad_norm", self.max_grad_norm, "must be above 0")
-        tokens = self.max_tokens_per_micro_batch
-        require(
-            tokens == "auto" or tokens >= 1, "train.max_tokens_per_micro_batch", tokens, "must be at least 1 token"
-        )  # fmt: skip
-        require(
-            self.zero_stage in (1, 2), "train.zero_stage", self.zero_stage,
-            "must be 1 or 2; at 0 DeepSpeed cannot add up bf16 gradients in fp32 (on one rank all are the same)",
-        )  # fmt: skip
-        require(self.updates_per_rollout >= 1, "train.updates_per_rollout", self.updates_per_rollout, "at least 1")
-        require(self.max_bad_steps >= 1, "train.max_bad_steps", self.max_bad_steps, "must be at least 1")
-        require(self.keep_checkpoints >= 0, "train.keep_checkpoints", self.keep_checkpoints, "must be 0 (all) or more")
-        require(
-            self.max_minutes is None or self.max_minutes > 0, "train.max_minutes", self.max_minutes,
-            "must be above 0, or null for no limit",
-        )  # fmt: skip
-        require(self.save_every >= 0, "train.save_every", self.save_every, "must be 0 (only at the end) or more")
-        require(
-            self.num_threads is None or self.num_threads >= 1, "train.num_threads", self.num_threads,
-            "must be at least 1, or null",
-        )  # fmt: skip
+    policy: Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo"] = setting("dapo", "The objective and its denominator.")
+    clip_low: float | None = setting(
+        None, "Ratios are clipped below 1 - this.", above=0, at_most=1, null="0.2; gspo 3e-4, cispo 1")
+    clip_high: float | None = setting(
+        None, "Ratios are clipped above 1 + this.", above=0, null="0.28; gspo 4e-4, cispo 4")
+    dual_clip: float | None = setting(
+        None, "Bound of the ratio where the advantage is negative.", above=1, null="none",
+        fix="it bounds ratios from above")
+    old_policy: Literal["rollout", "update"] = setting(
+        "rollout", "The ratio's denominator: the policy before all updates of a step, or before each.")
+    importance: Literal["off", "token", "sequence", "token_mask", "sequence_mask"] = setting(
+        "off", "Importance weights from sampling to training log-probs: truncated, or masked.")
+    importance_low: float = setting(
+        0.5, "Masks alone: smaller weights become 0.", at_least=0, at_most=1, fix="above 1 it would mask weights of 1")
+    importance_high: float = setting(2.0, "Larger weights become this, or 0 with a mask.", at_least=1)
+    kl_coef: float = setting(0.0, "Weight of the KL to the policy before training.", at_least=0, zero="off")
+    kl_estimator: Literal["k2", "k3"] = setting("k3", "Estimator of that KL (Schulman 2020).")
+    kl_reference: Literal["cpu", "gpu"] = setting("cpu", "Where the reference's weights wait between steps.")
+    router_balance: float = setting(
+        0.0, "Mixtures of experts: weight of the routers' balance loss, per trajectory.", at_least=0, zero="off")
+    overlong_mask: bool = setting(False, "Do not train trajectories that ran out of tokens.")
+    overlong_buffer: int = setting(
+        0, "Tokens before a limit over which the advantage is lowered, by up to 1.", at_least=0, zero="off")
+    distill_weight: float = setting(
+        0.0, "Share of the teacher's divergence in the loss; 1: nothing else.", at_least=0, at_most=1, zero="off")
+
+    def rules(self) -> None:
+        self.demand(
+            self.dual_clip is None or self.policy != "cispo", "dual_clip",
+            "cispo clips its weights by loss.clip_high alone; set null",
+        )
+        self.demand(
+            self.importance_high > self.importance_low, "importance_high",
+            "must be above loss.importance_low, or weights of 1 would be cut",
+        )
+
+    @property
+    def needs_every_row(self) -> bool:
+        """Whether trajectories of advantage 0 have something to train."""
+        return self.kl_coef > 0 or self.router_balance > 0 or self.distill_weight > 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TeacherConfig(Section):
+    """Read where loss.distill_weight is above 0. Formulas: modeling/divergence.py."""
+
+    source: Literal["model", "base", "live", "ema"] = setting(
+        "model", "model: that of teacher.path; or the policy: before training (base), now (live), averaged (ema).")
+    path: str = setting("", "Folder or hub name of source model; its tokenizer must be the policy's.")
+    ema_decay: float = setting(0.99, "Source ema: decay of the running mean per step.", above=0, below=1)
+    privilege: str = setting("", "Appended to the user turn that the teacher reads; may hold {answer} and {hint}.")
+    divergence: Literal["forward_kl", "reverse_kl", "jsd", "sampled"] = setting(
+        "reverse_kl", "sampled: reverse KL by policy gradient on sampled tokens; the others: over whole vocabularies.")
+    beta: float = setting(
+        0.5, "Divergence jsd: weight of the teacher in the mixture.", above=0, below=1,
+        fix="at the ends use forward_kl or reverse_kl")
+    temperature: float | None = setting(
+        None, "Temperature of both softmaxes, without a factor T^2.", above=0, null="rollout.temperature")
+    top_k: int = setting(
+        0, "Compare the teacher's likeliest tokens, all others as one.", at_least=0, zero="the whole vocabulary")
+    placement: Literal["offload", "gpu", "zero3"] = setting(
+        "offload", "Home of the teacher's weights: host memory, the GPU, or ZeRO-3 over the ranks' host memory.")
+
+    def rules(self) -> None:
+        source = self.source
+        self.demand(
+            source == "model" or not self.path, "path",
+            f"teacher.source={source!r} is the policy itself; leave it empty, or set teacher.source='model'",
+        )
+        self.demand(
+            source != "live" or bool(self.privilege), "privilege",
+            "a live teacher that reads the policy's own prompt teaches nothing; name what it reads besides",
+        )
+        self.demand(
+            self.top_k == 0 or self.divergence != "sampled", "top_k",
+            "sampled looks at one token; set 0, or another teacher.divergence",
+        )
+        self.demand(
+            self.placement != "zero3" or source in ("model", "base"), "placement",
+            f"teacher.source={source!r} needs its weights whole; set offload or gpu",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraConfig(Section):
+    """Adapters on all linear layers but the head, trained in place of the weights and sampled unmerged; needs peft.
+
+    Of a mixture of experts that is the attention alone: router and experts are no linear layers and stay frozen.
+    """
+
+    rank: int = setting(0, "Rank of the adapters; 0: all weights train.", at_least=0, zero="off")
+    alpha: int = setting(32, "The adapters' output is scaled by alpha / rank.", above=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig(Section):
+    """Steps, optimizer, memory and checkpoints."""
+
+    steps: int = setting(100, "Steps of the run.", at_least=1)
+    seed: int = setting(0, "Seed of data order, sampling noise and random weights.")
+    learning_rate: float = setting(1e-6, "Learning rate after warm-up.", above=0)
+    schedule: Literal["constant", "linear"] = setting("constant", "After warm-up; linear: to zero at train.steps.")
+    warmup_steps: int = setting(0, "Steps of linear warm-up.", at_least=0)
+    adam_beta1: float = setting(0.9, "AdamW's beta1.", at_least=0, below=1)
+    adam_beta2: float = setting(0.999, "AdamW's beta2.", at_least=0, below=1)
+    weight_decay: float = setting(0.0, "Weight decay; never on norms, biases and embeddings.", at_least=0)
+    max_grad_norm: float = setting(1.0, "Gradients are clipped to this global norm.", above=0)
+    updates_per_rollout: int = setting(1, "Optimizer steps per rollout, each on its own groups.", at_least=1)
+    max_bad_steps: int = setting(3, "Steps in a row that are not finite before the run stops.", at_least=1)
+    max_tokens_per_micro_batch: int | Literal["auto"] = setting(
+        "auto", "Tokens of one packed micro-batch; auto: as many as the memory forecast fits on the GPU.", at_least=1)
+    zero_stage: int = setting(
+        2, "ZeRO stage; 2: gradients and optimizer sharded over ranks; 1: the optimizer alone.",
+        at_least=1, at_most=2, fix="at 0 DeepSpeed cannot add up bf16 gradients in fp32 (on one rank all are equal)")
+    offload_optimizer: bool = setting(False, "Keep Adam's moments and fp32 weights in host memory.")
+    save_every: int = setting(0, "Steps between checkpoints.", at_least=0, zero="only at the end")
+    keep_checkpoints: int = setting(
+        0, "Newest checkpoints to keep, and the best by evaluation.", at_least=0, zero="all")
+    max_minutes: float | None = setting(
+        None, "Minutes after which the run saves and ends with status 0.", above=0, null="no limit")
+    num_threads: int | None = setting(None, "torch's CPU threads per process.", at_least=1, null="torch's own choice")
+    check: bool = setting(True, "Run `main.py check` before the first step.")
 
 
 AUTO_TOKENS = 16_384
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EvalConfig(Section):
+    """Evaluation on held-out problems."""
+
+    path: str = setting("", "JSONL file with the fields of data; empty: no evaluation.")
+    at_start: bool = setting(False, "Evaluate before the first step too.")
+    every: int = setting(0, "Steps between evaluations.", at_least=0, zero="only at the end")
+    samples_per_prompt: int = setting(1, "Samples of each problem.", at_least=1)
+    temperature: float = setting(1.0, "Sampling temperature of evaluation.", at_least=0, zero="greedy")
+    top_p: float = setting(
+        1.0,
+        "Draw from the fewest tokens that hold this probability.",
+        above=0,
+        at_most=1,
+        fix="1 draws from all tokens")
+    top_k: int = setting(0, "Draw from the k likeliest tokens.", at_least=0, zero="draw from all tokens")
+
+    def rules(self) -> None:
+        self.demand(
+            self.temperature > 0 or self.samples_per_prompt == 1, "samples_per_prompt",
+            "greedy samples are all equal; set 1, or eval.temperature above 0",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogConfig(Section):
+    """What a run writes and where it is shown."""
+
+    run_dir: str = setting("", "Folder of the run; empty: runs/<name of the config file>.")
+    keep_trajectories: int | None = setting(
+        100_000, "Newest trajectories to keep on disk, by whole steps; the newest step always stays.",
+        at_least=1, null="all")
+    trackers: tuple[Literal["wandb", "trackio", "tensorboard"], ...] = setting(
+        (), "Trackers to log to; tensorboard is used unnamed where it is installed.")
+    project: str = setting("agentic-grpo", "Project under which wandb and trackio file the run.")
+# fmt: on
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
+    """All sections. Rules that cross sections are checked here."""
+
     model: ModelConfig
     data: DataConfig
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -238,7 +384,7 @@ class Config:
             "a group advantage compares samples of one prompt; set at least 2, or loss.distill_weight=1",
         )  # fmt: skip
         if self.loss.distill_weight > 0:
-            check_distillation(self)
+            _check_distillation(self)
 
     @property
     def teacher_model(self) -> ModelConfig:
@@ -254,7 +400,33 @@ class Config:
         return max(AUTO_TOKENS, self.rollout.context_length) if tokens == "auto" else tokens
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        """As a run's `config.json` holds it: every setting, and the version of the program."""
+        return json.dumps({"version": VERSION} | dataclasses.asdict(self), indent=2) + "\n"
+
+
+def _check_distillation(config: Config) -> None:
+    """Rules of loss.distill_weight above 0. Raises ConfigError."""
+    teacher, weight, rollout = config.teacher, config.loss.distill_weight, config.rollout
+    teacher.demand(
+        teacher.source != "model" or bool(teacher.path), "path",
+        f"loss.distill_weight={weight} needs a teacher; name its folder or hub name",
+    )  # fmt: skip
+    teacher.demand(
+        teacher.divergence != "sampled" or teacher.temperature in (None, rollout.temperature), "temperature",
+        f"sampled holds where tokens were drawn, at {rollout.temperature}; set null",
+    )  # fmt: skip
+    teacher.demand(
+        teacher.source != "ema" or config.lora.rank == 0, "source",
+        "not with adapters (lora.rank above 0); set base or live",
+    )  # fmt: skip
+    rollout.demand(
+        weight < 1 or rollout.max_refills == 0, "max_refills",
+        "drops groups by their rewards, which loss.distill_weight=1 does not look at; set 0",
+    )  # fmt: skip
+    config.data.demand(
+        "{hint}" not in teacher.privilege or bool(config.data.hint_field), "hint_field",
+        "teacher.privilege holds {hint}; name the field of data.path that has it",
+    )  # fmt: skip
 
 
 _WHOLE_SOFTMAX = "training samples the whole softmax, since that is the distribution the update differentiates"
@@ -265,14 +437,25 @@ _FOREIGN = {
     "router_aux_loss_coef": "the auxiliary loss of whole batches depends on their split; set loss.router_balance",
     "batch_size": "set rollout.trajectories_per_step and train.max_tokens_per_micro_batch",
 }
+_RESOLVED = {"model", "data", "rollout", "tool", "reward", "loss", "train"}  # together in resolved settings alone
+# What earlier versions had.
+_REMOVED = (
+    Removed(
+        "rollout.release_kv", False, "the KV cache stays during updates; lower rollout.kv_memory_fraction for room"
+    ),
+    Removed("loss.kl_estimator", "k3", "as a loss its mean gradient is zero; set k2 or k3", value="k1"),
+)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Reads a JSON file and applies `section.field=value` overrides (JSON values; a bare word is a string).
 
-    Raises ConfigError with field, value and mend; nothing is written and no model is built.
+    The file may be the resolved `config.json` of a run, also an older one. Raises ConfigError with field, value
+    and fix; nothing is written and no model is built.
     """
     raw = read_json(path)
+    if raw.keys() >= _RESOLVED:
+        raw = with_defaults(raw)
     for text in overrides:
         apply_override(raw, text)
     return parse_config(raw)
@@ -280,12 +463,15 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 def parse_config(raw: dict[str, Any]) -> Config:
     """A dictionary of sections into a checked `Config`. Raises ConfigError."""
-    return parse_sections(Config, raw, _FOREIGN)
+    sections = {name: values for name, values in raw.items() if name != "version"}
+    return parse_sections(Config, sections, _FOREIGN, _REMOVED)
 
 
 def with_defaults(resolved: dict[str, Any]) -> dict[str, Any]:
-    """The resolved settings of a run; those that came after it at their defaults, which do what was done before."""
+    """A run's resolved settings as this version has them: settings that are new stand at their defaults, which do
+    what was done before, and removed ones that stood at theirs are gone."""
     sections = typing.get_type_hints(Config)
     known = {name: {f.name: f.default for f in dataclasses.fields(cls)} for name, cls in sections.items()}
     defaults = json.loads(json.dumps(known))
+    resolved = without_removed(resolved, _REMOVED)
     return resolved | {name: defaults[name] | resolved.get(name, {}) for name in defaults}

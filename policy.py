@@ -26,8 +26,6 @@ os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else
 import deepspeed
 import torch.distributed as dist
 from deepspeed.runtime import hybrid_engine
-from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
-from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -39,11 +37,13 @@ from modeling.loading import build_model
 from modeling.logprob import TokenLogprobs
 from modeling.packed_model import PackedBatch, TokenLogprobModule
 from modeling.probe import check_attention
-from run import random_state, tensorfiles
-from run.zero_settings import BUCKET_ELEMENTS, deepspeed_settings
+from run import tensorfiles
+from run.engine_files import EngineFiles, random_state, restore_random_state
 from update.reference import Reference
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
+
+BUCKET_ELEMENTS = 100_000_000  # of gradients that are reduced at once; DeepSpeed's default takes five times the memory
 
 
 def init_distributed(device: torch.device) -> None:
@@ -71,11 +71,6 @@ def _without_containers() -> Iterator[None]:
         yield
     finally:
         hybrid_engine.replace_policies = policies
-
-
-def register_rollout_engine(engine: type) -> None:
-    """Makes `engine` an instance of DeepSpeed's `RolloutEngine` in the eyes of isinstance; nothing is inherited."""
-    DeepSpeedRolloutEngine.register(engine)
 
 
 class Policy:
@@ -130,29 +125,28 @@ class Policy:
 
     @torch.no_grad()
     def reference_logprobs(self, batches: Iterable[PackedBatch]) -> list[Tensor]:
-        """[M] for each batch under the policy of before training. Only with loss.kl_coef above 0."""
+        """[M] for each batch under the policy before training. Only with loss.kl_coef above 0."""
         if self._reference:
             return self._reference.logprobs(batches)
         with lora.without_adapters(self.model):
             return [self.frozen_logprobs(batch) for batch in batches]
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Adds a micro-batch's gradient. All ranks make equally many calls; the last one before `step` says so.
+        """Adds a micro-batch's gradient. All ranks make the same number of calls; `last` marks the one before `step`.
 
         loss: this rank's part of the step's loss, with the global denominator in it
         """
         self._engine.set_gradient_accumulation_boundary(last)
-        self._engine.backward(loss)  # its settings undo DeepSpeed's two divisions: see `deepspeed_settings`
+        self._engine.backward(loss)  # undivided: see `deepspeed_settings`
         if not last:
             self._engine.step()  # counts the micro-batch, updates nothing
         self._accumulating = not last
 
-    def update_room(self, released: int = 0) -> int | None:
+    def update_room(self) -> int | None:
         """Bytes that a micro-batch may take on every rank, from what is free now; None on CPU. Collective.
 
-        released: bytes that stand now and will be away in updates (rollout.release_kv)
-        Call it once cache and captured graphs stand. From here on torch's pools grow in place: micro-batches of unlike
-        sizes would tear them otherwise (15 of 147 GB lay idle in an update at 4B).
+        Call it once cache and captured graphs are allocated. From here on torch's pools grow in place: micro-batches
+        of unlike sizes would fragment them otherwise (15 of 147 GB lay idle in an update at 4B).
         """
         if self.device.type != "cuda":
             return None
@@ -161,13 +155,12 @@ class Policy:
             torch.cuda.memory._set_allocator_settings("expandable_segments:True")
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         moments = 0 if self.config.train.offload_optimizer else 8 * trained // self.world_size
-        free = free_bytes(self.device) + released
-        room = torch.tensor(free - self._gradient_bytes() - moments, device=self.device)
+        room = torch.tensor(free_bytes(self.device) - self._gradient_bytes() - moments, device=self.device)
         dist.all_reduce(room, dist.ReduceOp.MIN)
         return int(room)
 
     def _gradient_bytes(self) -> int:
-        """What a backward pass allocates beside activations; the fp32 sum stays from a step's first one on."""
+        """Bytes that a backward pass allocates beside activations; the fp32 sum stays after a step's first one."""
         trained = [p.numel() for p in self.model.parameters() if p.requires_grad]
         buckets = 3 * 4 * BUCKET_ELEMENTS  # the bucket, its copy for the reduction, and what that returns
         largest = (2 + 4 + 4) * max(trained)
@@ -176,8 +169,8 @@ class Policy:
     def step(self, learning_rate: float) -> float:
         """Clips and updates; returns the gradient's global norm before clipping.
 
-        A gradient that is not finite on any rank updates nothing on all of them (DeepSpeed drops it), and neither is
-        the norm that is returned.
+        A gradient that is not finite on one rank updates nothing on any of them (DeepSpeed drops it); the norm is not
+        finite then.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
@@ -187,16 +180,16 @@ class Policy:
     def save(self, folder: Path) -> dict[str, str]:
         """Weights, optimizer and this rank's random state, under `folder/engine`; their checksums by file.
 
-        Not collective: these are the two writers that DeepSpeed 0.19.8's `save_checkpoint` calls between its barriers,
-        in which the other ranks would wait for ever when one rank's disk is full.
+        Not collective: it calls the two writers of DeepSpeed 0.19.8's `save_checkpoint` without its barriers, where
+        the other ranks would wait forever if one rank's disk were full.
         """
         (folder / "engine").mkdir(parents=True, exist_ok=True)
         files = self._engine.checkpoint_engine = EngineFiles(folder)
-        with ThreadPoolExecutor(1) as beside:
-            weights = beside.submit(self._save_weights, folder)
-            with _stream_beside(self.device):
+        with ThreadPoolExecutor(1) as pool:
+            weights = pool.submit(self._save_weights, folder)
+            with _own_stream(self.device):
                 self._engine._save_zero_checkpoint(str(folder), "engine")
-                files.save(random_state.take(), folder / "engine" / f"random_rank_{dist.get_rank()}.pt")
+                files.save(random_state(), folder / "engine" / f"random_rank_{dist.get_rank()}.pt")
                 for name, part in self.saved_beside.items() if dist.get_rank() == 0 else ():
                     files.save(part.state_dict(), folder / "engine" / name)
             weights.result()
@@ -204,7 +197,7 @@ class Policy:
 
     def _save_weights(self, folder: Path) -> None:
         adapters_alone = self.config.lora.rank > 0  # the frozen weights are in model.path
-        with _stream_beside(self.device):
+        with _own_stream(self.device):
             self._engine._save_checkpoint(str(folder), "engine", exclude_frozen_parameters=adapters_alone)
 
     def load(self, folder: Path) -> None:
@@ -219,7 +212,7 @@ class Policy:
         if train.offload_optimizer:
             _count_again(self._optimizer.optimizer)
         path = folder / "engine" / f"random_rank_{dist.get_rank()}.pt"
-        random_state.put_back(torch.load(path, weights_only=False))
+        restore_random_state(torch.load(path, weights_only=False))
 
     def load_weights(self, folder: Path) -> None:
         """Restores the weights alone, on any number of ranks. Collective."""
@@ -236,7 +229,7 @@ class Policy:
 
     def save_pretrained(self, folder: Path) -> None:
         """The Hugging Face copy, or with LoRA the adapters in peft's form; rank 0 alone. Holds it in host memory."""
-        with _stream_beside(self.device):
+        with _own_stream(self.device):
             if self.config.lora.rank:
                 lora.save_adapters(self.model, self.config.lora, folder)
             else:
@@ -244,23 +237,35 @@ class Policy:
                     self.model.save_pretrained(folder, state_dict=state)
 
 
-class EngineFiles(TorchCheckpointEngine):
-    """DeepSpeed's way to files: written without a stop for the threads beside it, read without a copy on the host."""
-
-    def __init__(self, folder: Path):
-        super().__init__()
-        self._folder = folder
-        self.sums: dict[str, str] = {}  # of what it wrote, by name below the folder
-
-    def save(self, state_dict: Any, path: str | Path) -> None:
-        self.sums[Path(path).relative_to(self._folder).as_posix()] = tensorfiles.save(state_dict, Path(path))
-
-    def load(self, path: str | Path, map_location: Any = None) -> Any:
-        return tensorfiles.load(Path(path))  # DeepSpeed asks for the host's wherever a state can be saved
+def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:
+    """DeepSpeed's settings. Gradients are sums of parts that hold the global denominator, over micro-batches and ranks
+    alike: "sum" replaces DeepSpeed's average over ranks, and gradient_accumulation_steps, by which it divides, stays
+    1 whatever the number of micro-batches.
+    """
+    zero: dict[str, Any] = {"stage": config.train.zero_stage, "contiguous_gradients": True, "overlap_comm": False}
+    zero |= {"reduce_bucket_size": BUCKET_ELEMENTS, "reduce_scatter": world_size > 1}  # one rank: fewer copies
+    if config.train.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_allreduce_op": "sum",
+        "gradient_clipping": config.train.max_grad_norm,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "hybrid_engine": {"enabled": True},
+        "steps_per_print": 1 << 40,
+    }
+    if config.model.dtype == "bfloat16":
+        # Without grad_accum_dtype micro-batches would be added up in bf16.
+        # Without immediate_grad_update stage 1 would add each micro-batch to the earlier ones twice.
+        settings["bf16"] = {"enabled": True, "immediate_grad_update": True}
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    return settings
 
 
 def build_reference(config: Config, device: torch.device) -> Reference | None:
-    """The weights of before training; None where nothing asks for them, or where LoRA leaves them in the policy."""
+    """The weights before training; None where loss.kl_coef is 0, or where LoRA leaves them in the policy."""
     if config.loss.kl_coef == 0 or config.lora.rank:
         return None
     model = build_model(config.model, config.train.seed, device)
@@ -269,8 +274,8 @@ def build_reference(config: Config, device: torch.device) -> Reference | None:
 
 
 @contextlib.contextmanager
-def _stream_beside(device: torch.device) -> Iterator[None]:
-    """A stream of its own: copies to the host would else stand in line with the decode steps of the next rollout."""
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """A separate CUDA stream, so that copies to the host do not queue behind the next rollout's decode steps."""
     if device.type != "cuda":
         yield
         return
@@ -300,8 +305,8 @@ def build_optimizer(model: PreTrainedModel, config: Config) -> torch.optim.Optim
 
 
 def _count_again(adam: Any) -> None:
-    """Takes the steps of a loaded `DeepSpeedCPUAdam` once more, of no element: its C++ part multiplies the powers of
-    the betas up step by step and is in no checkpoint; powers that it takes at once, after a gap, round otherwise."""
+    """Replays the step counter of a loaded `DeepSpeedCPUAdam` with empty tensors. Its C++ part multiplies the powers
+    of the betas step by step and is in no checkpoint; computed at once they would round differently."""
     beta1, beta2 = adam.param_groups[0]["betas"]
     nothing = [torch.empty(0)] * 4  # parameters, gradients, two moments
     for step in range(max((state["step"] for state in adam.state.values()), default=0)):

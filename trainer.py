@@ -8,73 +8,62 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from config import Config
-from data import Problem, ProblemStream, data_digest
+from config import TrainConfig
+from data import ProblemStream
 from evaluation import scores
-from reward import Grade, grade_trajectory, score, shaping
-from rollout.records import RolloutRecord, Sample, SamplingConfig, Scored
+from reward import Grade, grade_trajectory, score
+from rollout.records import RolloutRecord, SamplingConfig, Scored
 from run import checkpoint
-from run.badsteps import BadSteps
+from run.badsteps import BadSteps, InfraError, check_sandbox
 from run.files import say
-from run.infra import InfraError, check_sandbox
 from run.ranks import Ranks
-from run.schedule import due, learning_rate
 from run.signals import Interruption, Request
+from run.stretches import begin_stretch
 from run.writers import RunWriter
-from update import entropies, groups
+from update import groups
+from update.batch import by_trajectory
 from update.minibatch import plan_updates, why_no_update
 from update.update import UpdateStats, update
 
-
-@dataclass(frozen=True, slots=True)
-class TrainingData:
-    """The problems of a run with their rendered prompts, index by index."""
-
-    problems: Sequence[Problem]
-    prompts: Sequence[list[int]]
-    teacher_prompts: Sequence[list[int]] = ()  # with teacher.privilege, what the teacher reads in their place
-
-    def digest(self) -> str:
-        """Of prompts and answers in their order: a data cursor into others means nothing."""
-        return data_digest(self.problems, self.prompts)
+if TYPE_CHECKING:
+    from startup.building import Parts
 
 
 class Trainer:
-    """Built by main.py, which gives it everything that samples or trains."""
+    """Trains with the parts that main.py has built. One per rank."""
 
-    def __init__(
-        self,
-        config: Config,
-        policy: Any,
-        sample: Sample,
-        rollout_stats: Callable[[], Any],
-        chat: Any, tokenizer: Any, data: TrainingData, eval_data: TrainingData | None, run_dir: Path,
-        writer: RunWriter | None, after_first_step: Callable[[], None] | None = None, teacher: Any = None,
-    ):  # fmt: skip
-        """writer: on rank 0; None on the others. after_first_step: of this process, once it is written.
-
-        teacher: a `update.teacher.Teacher`, with loss.distill_weight above 0
-        """
-        self.config, self.policy, self.chat, self.tokenizer = config, policy, chat, tokenizer
-        self.data, self.eval_data, self.run_dir = data, eval_data, run_dir
+    def __init__(self, parts: Parts, run_dir: Path, writer: RunWriter | None):
+        """writer: on rank 0; None on the others."""
+        self.config, self.policy, self.chat = parts.config, parts.policy, parts.chat
+        self.data, self.eval_data, self.run_dir = parts.data, parts.eval_data, run_dir
         self.ranks = Ranks()
-        self.stream = ProblemStream(len(data.problems), config.train.seed, config.data.shuffle)
+        self.stream = ProblemStream(len(self.data.problems), self.config.train.seed, self.config.data.shuffle)
+        self._parts, self._writer = parts, writer
         self._store = checkpoint.CheckpointStore(
-            run_dir, policy, lambda folder: tokenizer.save_pretrained(folder), rank=self.ranks.rank,
-            gather=self.ranks.gather, keep=config.train.keep_checkpoints,
+            run_dir, parts.policy, parts.tokenizer.save_pretrained, rank=self.ranks.rank,
+            gather=self.ranks.gather, keep=self.config.train.keep_checkpoints,
         )  # fmt: skip
-        self._sample, self._rollout_stats = sample, rollout_stats
-        self._writer, self._after_first_step, self._teacher = writer, after_first_step, teacher
-        self._bad_steps = BadSteps(run_dir, self.ranks.rank, config.train.max_bad_steps)
+        self._bad_steps = BadSteps(run_dir, self.ranks.rank, self.config.train.max_bad_steps)
         self._seconds: dict[str, float] = {}
+
+    def train(self, resume_from: Path | None, interruption: Interruption) -> None:
+        """The whole run, from the checkpoint `resume_from` or from the start."""
+        first, steps = self.resume(resume_from) if resume_from else 0, self.config.train.steps
+        if self._writer and first >= steps:
+            say(f"nothing left to do: {first} steps are done and train.steps={steps}")
+        elif self._writer:
+            begin_stretch(self.run_dir, first + 1, self.config.to_json())
+        self.run(first, interruption)
+        if self._writer and (self.run_dir / "metrics.jsonl").exists():
+            say(f"the run is in {self.run_dir}; python main.py report {self.run_dir} shows it")
 
     def resume(self, folder: Path) -> int:
         """Continues from a checkpoint; returns the steps already taken."""
@@ -90,9 +79,9 @@ class Trainer:
         return state["step"]
 
     def run(self, first_step: int, interruption: Interruption) -> None:
-        """Steps `first_step` (from 0) to the last, or until a signal or train.max_minutes asks for an end.
+        """Runs steps `first_step` (from 0) to the last, or until a signal or train.max_minutes asks for an end.
 
-        A checkpoint is written while the next rollout runs, and is in its place before the next update.
+        A checkpoint is written while the next rollout runs, and is complete before the next update.
         """
         steps, gather = self.config.train.steps, self.ranks.gather
         if self.eval_data and self.config.eval.at_start and first_step == 0 and not interruption.ends(gather):
@@ -112,8 +101,8 @@ class Trainer:
             if self._writer:
                 self.ranks.attempt(self._writer.metrics, row)
             self.ranks.raise_any()
-            if self._after_first_step and step == first_step:
-                self._after_first_step()
+            if self._writer and step == first_step and self.policy.device.type == "cuda":
+                say(self._parts.memory.against_peak())
             self._bad_steps.check(done)
             request = interruption.agreed(gather)
             if request or due(done, self.config.train.save_every, steps):
@@ -127,7 +116,7 @@ class Trainer:
             say(f"ended after step {done} of {steps}; --resume goes on from {saved}")
 
     def _step_or_last_checkpoint(self, step: int) -> dict[str, Any]:
-        """`train_step`; where the sandbox ends the run, on all ranks alike, a begun checkpoint is still put away."""
+        """`train_step`; on InfraError, which all ranks raise alike, finishes a pending checkpoint, then re-raises."""
         try:
             return self.train_step(step)
         except InfraError:
@@ -145,17 +134,19 @@ class Trainer:
         with self._clock("update"):
             updates = plan_updates(sampled.trained, self.config, self.ranks.world_size)
             mine = [parts[self.ranks.rank] for parts in updates]
-        if self._teacher and mine:
+        if self._parts.teacher and mine:
             with self._clock("teacher"):
-                told = self.data.teacher_prompts
-                lessons = self._teacher.lessons(mine, [told[i] for i in sampled.indices] if told else ())
+                privileged = self.data.teacher_prompts
+                lessons = self._parts.teacher.lessons(
+                    mine, [privileged[i] for i in sampled.indices] if privileged else ()
+                )
         with self._clock("update"):
             if mine:  # else no group of the step has two different rewards
                 stats = update(self.policy, mine, self.config.loss, learning_rate(step, self.config.train), lessons)
         with self._clock("write"):
             if self._writer:
                 answers = [self.data.problems[index].answer for index in sampled.indices]
-                known = entropies.by_line(updates, stats.entropies) if stats else {}
+                known = by_trajectory(updates, stats.entropies) if stats else {}
                 self.ranks.attempt(
                     self._writer.trajectories, step + 1, sampled.records, sampled.scored, answers, known
                 )  # fmt: skip
@@ -175,12 +166,12 @@ class Trainer:
             sampled.indices += wanted
             with self._clock("rollout"):
                 records = self._rollout(
-                    step, [self.data.prompts[i] for i in sampled.indices], sampling_of(self.config), first
+                    step, [self.data.prompts[i] for i in sampled.indices], SamplingConfig.of(self.config), first
                 )  # fmt: skip
             with self._clock("reward"):
                 scored = self._score(records, sampled.indices)
             trained = groups.without_equal_groups(scored) if rollout.max_refills else scored
-            stats = groups.over_ranks(self.ranks.gather(asdict(self._rollout_stats())))
+            stats = groups.over_ranks(self.ranks.gather(asdict(self._parts.engine.stats)))
             sampled.add(records, scored, trained, stats)
             if sampled.rounds > rollout.max_refills:
                 break
@@ -199,7 +190,7 @@ class Trainer:
         self.policy.eval()
         samples = sampling.n_samples_per_prompt
         work = self.ranks.deal(f"{sampling.seed} {step} {first}", len(prompts) * samples, first * samples)
-        mine = self._sample(prompts, step, work, sampling)
+        mine = self._parts.sample(prompts, step, work, sampling)
         records = [record for part in self.ranks.gather(mine) for record in part]
         return sorted(records, key=lambda r: (r.prompt_index, r.sample_index))
 
@@ -209,10 +200,7 @@ class Trainer:
         indices: the problem of each prompt_index
         """
         answers = [self.data.problems[index].answer for index in indices]
-        grades = self._grades(records, answers)
-        settings = self.config.reward
-        shaped = [shaping(record, verdict, settings) for record, verdict in zip(records, grades, strict=True)]
-        return groups.with_overlong_penalty(score(records, grades, settings.scale, shaped), self.config)
+        return score(records, self._grades(records, answers), self.config)
 
     def _grades(self, records: Sequence[RolloutRecord], answers: Sequence[str]) -> list[Grade]:
         """answers: the reference of each prompt, by prompt_index."""
@@ -283,14 +271,15 @@ class Trainer:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started
 
 
-def sampling_of(config: Config) -> SamplingConfig:
-    """How training samples."""
-    rollout = config.rollout
-    return SamplingConfig(
-        max_new_tokens=rollout.max_new_tokens,
-        temperature=rollout.temperature,
-        n_samples_per_prompt=rollout.samples_per_prompt,
-        max_turns=rollout.max_turns,
-        context_length=rollout.context_length,
-        seed=config.train.seed,
-    )
+def due(done: int, every: int, steps: int) -> bool:
+    """Whether something that happens `every` steps (0: only after the last) happens after `done` steps."""
+    return done == steps or (every > 0 and done % every == 0)
+
+
+def learning_rate(step: int, train: TrainConfig) -> float:
+    """The rate of step `step` (from 0): linear warm-up, then constant or linear to zero at train.steps."""
+    if step < train.warmup_steps:
+        return train.learning_rate * (step + 1) / train.warmup_steps
+    if train.schedule == "constant":
+        return train.learning_rate
+    return train.learning_rate * (train.steps - step) / (train.steps - train.warmup_steps)

@@ -1,4 +1,4 @@
 """`main.py audit RUN`: a run recomputed by separate code from what it stored.
 
-Imports nothing that produced the figures: neither reward.py nor data.py nor objectives/.
+Runs none of the code that produced the figures. `main.py replay` (replay.py) samples a trajectory again.
 """

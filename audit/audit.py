@@ -1,10 +1,10 @@
 """`main.py audit RUN`: recomputes what a run recorded from its stored trajectories alone, and re-runs its tool calls.
 
-Deliberately separate code: it imports neither reward.py nor data.py nor objectives/, and restates their rules in the
-plainest way, so that a fault in one place shows as a disagreement; only the file readers are shared. Per step: every
-reward from the tokens, every advantage from the rewards, every loss that needs no model (audit/losses.py) from
-advantages and token counts, whether a step was rightly skipped. Per call: status and text from a fresh run with its
-seed. What cannot be recomputed is said.
+Deliberately separate code: it restates the rules of reward.py and update/ in the plainest way, so that a fault in one
+place shows as a disagreement. It shares only the file readers and the table of losses, of which it uses the plain
+formulas. Per step: every reward from the tokens, every advantage from the rewards, every loss that needs no model
+(audit/losses.py) from advantages and token counts, whether a step was rightly skipped. Per call: status and text from
+a fresh run with its seed. What cannot be recomputed is named.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from audit import losses
 from run.files import json_lines
 from run.stretches import Stretch, stretches
 from run.trajectories import TrajectoryError, read_step, spans, stored_steps
+from update.losses import loss_named
 
 Row = dict[str, Any]
 
@@ -29,7 +30,7 @@ Row = dict[str, Any]
 def audit(
     run_dir: Path, decode: Callable[[list[int]], str], tool: Any | None, stretch: Stretch | None = None
 ) -> tuple[dict[str, int], list[str], list[str]]:
-    """Counts of what was compared, one line for each disagreement, one line for each thing not recomputed and why.
+    """Counts of what was compared, one line for each disagreement, one line for each figure not recomputed and why.
 
     decode: token ids of a final turn to its text as a chat's `answer` gives it, thinking and calls marked
     tool: `tools.PythonTool`, or None to leave tool calls out
@@ -52,7 +53,7 @@ def audit(
             gone.append(metrics["step"])
             continue
         stored = read_step(run_dir, metrics["step"])
-        rows = [row for row in stored if row["stop"] != "tool_infra"]  # the sandbox spoilt these: no reward, no loss
+        rows = [row for row in stored if row["stop"] != "tool_infra"]  # no reward, no loss
         counts["steps"] += 1
         counts["rewards"] += len(rows)
         problems += [f"step {metrics['step']}: {p}" for p in _step_problems(config, metrics, rows, decode)]
@@ -100,7 +101,7 @@ def _step_problems(config: Row, metrics: Row, rows: list[Row], decode: Callable[
 
 
 def _reward(row: Row, right: bool, tool_bonus: float) -> float:
-    """+1 or -1, and for a wrong one what a call that ran brings."""
+    """+1 or -1; a wrong trajectory gets the bonus where a call ran without an error."""
     ran = [call for turn in row["turns"] for call in turn["calls"] if call["status"] == "ok"]
     return 1.0 if right else -1.0 + (tool_bonus if ran else 0.0)
 
@@ -126,7 +127,7 @@ def _loss_results(config: Row, metrics: Row, rows: list[Row]) -> Iterator[tuple[
             yield None, why
             continue
         expected, size = losses.loss_of(members, config)
-        slack = size * metrics["mismatch_max"] if config["loss"]["policy"] == "cispo" else 0.0
+        slack = size * metrics["mismatch_max"] if loss_named(config["loss"]["policy"]).holds_logprobs else 0.0
         differs = not math.isclose(loss, expected, rel_tol=1e-4, abs_tol=1e-6 + slack)
         yield (f"loss is {loss}, recomputed {expected}" if differs else None), None
 
@@ -142,7 +143,7 @@ def _advantages(members: list[Row], config: Row) -> list[float]:
 
 
 def _is_right(row: Row, decode: Callable[[list[int]], str]) -> bool:
-    """The box rule, restated: the last box of the final message holds the reference, and nothing was cut or called."""
+    """The box rule, restated: the last box of the final message holds the reference; nothing was cut or called."""
     if row["stop"] != "answered":
         return False
     turn = row["turns"][-1]

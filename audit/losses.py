@@ -1,16 +1,20 @@
 """The loss part of the audit: what a step's losses must have been, from stored trajectories and settings alone.
 
-Separate from objectives/ on purpose. Where every ratio is 1 (the first update of a rollout; with loss.old_policy
-"update" every one) a loss is a weighted mean of advantages and needs no model; cispo's also holds the
-log-probabilities, for which the recorded ones stand in, to within the step's mismatch. What needs other
-log-probabilities, which are not stored, is named by `unstored` and `has_unit_ratios`, not passed over.
+Where every ratio is 1 (the first update of a rollout; with loss.old_policy "update" every one) a loss is a weighted
+mean of advantages and needs no model; cispo's also holds the log-probabilities, for which the recorded ones stand in,
+to within the step's mismatch. What needs other log-probabilities, which are not stored, is named by `unstored` and
+`has_unit_ratios`, not passed over. The formulas are `audited` in the table of losses: plain numbers, and no code that
+the update runs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from typing import Any
+
+from update.losses import Audited, loss_named
 
 Row = dict[str, Any]
 
@@ -40,7 +44,7 @@ def unstored(config: Row) -> str | None:
 
 
 def dealt(rows: list[Row], config: Row) -> list[list[Row]]:
-    """The rows that count in each update; none where nothing could be learnt."""
+    """The rows that count in each update; none where nothing can be learnt."""
     groups: dict[int, list[Row]] = defaultdict(list)
     everyone: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
@@ -60,18 +64,14 @@ def dealt(rows: list[Row], config: Row) -> list[list[Row]]:
 
 def loss_of(rows: list[Row], config: Row) -> tuple[float, float]:
     """The loss of an update whose ratios are all 1, and the sum of its absolute weights (for tolerances)."""
-    policy, rollout = config["loss"]["policy"], config["rollout"]
+    formula, rollout = loss_named(config["loss"]["policy"]).audited, config["rollout"]
     lengths = [sum(row["sampled"]) for row in rows]
     budget = min(rollout["max_turns"] * rollout["max_new_tokens"], rollout["context_length"])
     total = size = 0.0
     for row, length in zip(rows, lengths, strict=True):
-        divisor = {
-            "dapo": sum(lengths), "cispo": sum(lengths), "dr_grpo": len(rows) * budget,
-            "grpo": len(rows) * length, "gspo": len(rows) * length,
-        }[policy]  # fmt: skip
-        inner = math.fsum(row["logprobs"]) if policy == "cispo" else length
-        total -= row["advantage"] * inner / divisor
-        size += abs(row["advantage"]) * length / divisor
+        one = Audited(row["advantage"], length, math.fsum(row["logprobs"]), sum(lengths), len(rows), budget)
+        total += formula(one)
+        size += abs(formula(dataclasses.replace(one, logprob=length)))  # each log-probability off by 1
     return total, size
 
 
@@ -81,6 +81,6 @@ def recorded(metrics: Row) -> list[float | None]:
 
 
 def has_unit_ratios(update: int, config: Row) -> bool:
-    """Whether every ratio of an update is 1, and with cispo also the log-probabilities still the sampled ones."""
-    later = config["loss"]["old_policy"] == "update" and config["loss"]["policy"] != "cispo"
-    return update == 0 or later
+    """Whether every ratio of an update is 1; where the loss holds log-probabilities, also whether they are unmoved."""
+    loss = config["loss"]
+    return update == 0 or (loss["old_policy"] == "update" and not loss_named(loss["policy"]).holds_logprobs)

@@ -1,8 +1,9 @@
 """`main.py replay RUN --step S --sample I`: samples a recorded trajectory again, from its checkpoint, with its tool.
 
-Equal is bit for bit: ids, log-probs, tool statuses and texts. Where a draw differs, the recorded ids are fed to the
-model instead (teacher forcing), which shows the first draw that the same noise decides otherwise, and its margin.
-The model, the engine and the tool are built by main.py and arrive as functions. No torch here.
+Equal means bit for bit: ids, log-probs, tool statuses and texts. Where a draw differs, the recorded ids are fed to the
+model instead (teacher forcing). The noise is that of the recorded run, so a draw that differs is a difference of the
+logits: of another dtype, kernel or batch. The margin says how small a change was enough. `replay` compares and gets
+the model as two functions; `Resampler` provides them.
 """
 
 from __future__ import annotations
@@ -11,28 +12,34 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from config import ModelConfig, UserError
-from rollout.records import RolloutRecord
+from decode.noise import gumbel, row_key
+from modeling.attention import NO_MASK, Softmax, TrainingRows
+from modeling.logprob import CHUNK_LOGITS, head_logits
+from rollout.engine import RolloutEngine, RolloutRequest
+from rollout.records import RolloutRecord, SamplingConfig, Work
 from run.trajectories import read_step, stored_steps
 
 Row = dict[str, Any]
 
 
 class ReplayError(UserError, LookupError):
-    """A trajectory that cannot be sampled again; one line with the reason and the mend."""
+    """A trajectory that cannot be sampled again; one line with the reason and the fix."""
 
 
-class ForcedDraws(Protocol):
-    """The part of `audit.again.ForcedDraws` that is read here; one entry a sampled token."""
+@dataclass(frozen=True, slots=True)
+class ForcedDraws:
+    """One entry for each requested place, [M]."""
 
-    @property
-    def tokens(self) -> Sequence[int]: ...  # what the noise chooses now
-    @property
-    def margins(self) -> Sequence[float]: ...  # its score minus the recorded token's
-    @property
-    def logprobs(self) -> Sequence[float]: ...  # of the recorded tokens
+    tokens: list[int]  # what the noise and these logits choose
+    margins: list[float]  # score of that token minus the recorded one's; 0.0 where they are the same
+    logprobs: list[float]  # of the recorded tokens
 
 
 @dataclass(slots=True)
@@ -78,9 +85,9 @@ def replay(
 ) -> Replay:
     """Samples `row` again and compares.
 
-    sample: the row's prompt, indices and step to a new record
-    force: the row and places in its line to the draws that the model makes there
-    decode: ids to text, for the report
+    sample: the row's prompt, indices and step -> a new record
+    force: the row and places in its trajectory -> the draws that the model makes there
+    decode: ids -> text, for the printed lines
     """
     new = sample(row)
     sampled = [place for place, drawn in enumerate(row["sampled"]) if drawn]
@@ -107,7 +114,7 @@ def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 
 def _call_differences(row: Row, new: RolloutRecord) -> list[str]:
-    """Calls with the same program whose result differs: the tool's doing, not the model's."""
+    """Calls with the same program but another result: a difference of the tool, not of the model."""
     found = []
     for number, (old_turn, new_turn) in enumerate(zip(row["turns"], new.turns, strict=False), start=1):
         for old, again in zip(old_turn["calls"], new_turn.calls, strict=False):
@@ -141,3 +148,60 @@ def _forced_lines(
             f"now {decode([draws.tokens[first]])!r}, margin {draws.margins[first]:.3g} of log-probability plus noise"
         )
     return lines
+
+
+class Resampler:
+    """Runs one recorded trajectory through the engine or the model; rows are those of `run.trajectories.read_step`."""
+
+    def __init__(self, engine: RolloutEngine, model: PreTrainedModel, softmax: Softmax, sampling: SamplingConfig):
+        """engine: over `model`; sampling: the run's."""
+        self._engine, self._model, self._softmax, self._sampling = engine, model, softmax, sampling
+
+    def sample(self, row: dict[str, Any]) -> RolloutRecord:
+        prompt = row["token_ids"][: row["turns"][0]["start"]]
+        index, samples = row["prompt_index"], self._sampling.n_samples_per_prompt
+        prompts = [prompt] * (index + 1)  # only the last is sampled; its place among them keys the noise
+        take = iter([index * samples + row["sample_index"], len(prompts) * samples]).__next__
+        [record] = self._engine.generate(RolloutRequest(prompts, row["policy_step"], Work(take)), self._sampling)
+        return record
+
+    def force(self, row: dict[str, Any], places: Sequence[int]) -> ForcedDraws:
+        """places: as in `forced_draws`."""
+        key = row_key(self._sampling.seed, row["policy_step"], row["prompt_index"], row["sample_index"])
+        ids, temperature = row["token_ids"], self._sampling.temperature
+        return forced_draws(self._model, self._softmax, ids, places, key, temperature)
+
+
+@torch.no_grad()
+def forced_draws(
+    model: PreTrainedModel, softmax: Softmax, token_ids: Sequence[int], places: Sequence[int], key: tuple[int, int],
+    temperature: float,
+) -> ForcedDraws:  # fmt: skip
+    """token_ids: the trajectory [T]; places: indices of the tokens to draw, each above 0; key: `noise.row_key`."""
+    device = model.device
+    ids = torch.tensor(token_ids, device=device)
+    positions = torch.tensor(places, device=device)
+    rows = TrainingRows([len(token_ids)], softmax, device)
+    hidden = model.base_model(
+        input_ids=ids[None], position_ids=torch.arange(len(token_ids), device=device)[None], attention_mask=NO_MASK,
+        use_cache=False, rows=rows,
+    ).last_hidden_state[0, positions - 1]  # [M, H]  # fmt: skip
+    head = model.get_output_embeddings().weight
+    step = max(1, CHUNK_LOGITS // head.shape[0])
+    parts = [
+        _draw(head_logits(h, head, temperature), ids[p], p, key, temperature)
+        for h, p in zip(hidden.split(step), positions.split(step), strict=True)
+    ]
+    tokens, margins, logprobs = (torch.cat(column).tolist() for column in zip(*parts, strict=True))
+    return ForcedDraws(tokens, margins, logprobs)
+
+
+def _draw(
+    logits: Tensor, recorded: Tensor, positions: Tensor, key: tuple[int, int], temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """logits [M, V], recorded [M], positions [M] -> chosen [M], margins [M], log-probs of recorded [M]."""
+    words = torch.tensor([key], dtype=torch.int64).to(torch.int32).expand(len(positions), 2).to(logits.device)
+    scores = logits if temperature == 0 else logits + gumbel(words, positions, logits.shape[1])
+    best, tokens = scores.max(dim=-1)
+    margins = best - scores.gather(1, recorded[:, None])[:, 0]
+    return tokens, margins, logits.gather(1, recorded[:, None])[:, 0] - logits.logsumexp(dim=-1)

@@ -31,11 +31,10 @@ from benchmarks.machine import describe
 from config import Config, parse_config
 from modeling.attention import IMPLEMENTATION as ATTENTION
 from modeling.experts import IMPLEMENTATION as EXPERTS
-from modeling.loading import build_model
+from modeling.loading import SHIPPED, build_model
 from modeling.logprob import token_logprobs
 from modeling.packed_model import TokenLogprobModule
 from modeling.routing import Recorded
-from modeling.shapes import SHIPPED
 from policy import Policy, init_distributed
 from rollout.records import RolloutRecord, Scored, StopReason, Turn
 from update.minibatch import plan_updates

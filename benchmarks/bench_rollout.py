@@ -37,7 +37,7 @@ from benchmarks.step_times import StepTimes
 from benchmarks.workload import length_of, load_workload, scripts_of
 from decode.cache import PagedCache
 from modeling.attention import IMPLEMENTATION
-from modeling.shapes import SHIPPED
+from modeling.loading import SHIPPED
 from rollout.engine import RolloutEngine, RolloutRequest
 from rollout.records import SamplingConfig
 from run.ranks import Ranks
@@ -100,7 +100,6 @@ def run(options: argparse.Namespace) -> None:
         if ranks.rank == 0:
             line = {
                 "tools": tools, "all_seconds": [r["seconds"] for r in results], "start_seconds": start_seconds,
-                "memory_seconds": [round(r["stats"][0].memory_seconds, 3) for r in results],
             }  # fmt: skip
             report(options, rows, model, cache, bandwidth, best[tools], line | describe(device))
             if times:

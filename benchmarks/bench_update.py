@@ -31,10 +31,10 @@ from benchmarks.machine import describe, matrix_rate
 from benchmarks.workload import load_workload
 from config import Config, parse_config
 from configs.schema import apply_override
-from data import collate
 from policy import Policy, init_distributed
 from rollout.records import RolloutRecord, Scored, StopReason, Turn
 from startup.building import plan_memory
+from update.batch import collate
 from update.minibatch import token_weights
 from update.update import OneUpdate, update
 

@@ -16,9 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.workload import Row, scripted_ids
-from rollout.calls import OpenTurn
 from rollout.engine import RolloutRun
-from rollout.episode import Episode
+from rollout.episode import Episode, OpenTurn
 from rollout.records import StopReason, ToolCall
 
 NO_STOPS: Any = SimpleNamespace(stop_ids=frozenset())  # all that a scripted run asks of a chat format
@@ -69,21 +68,21 @@ class ScriptedRun(RolloutRun):
             policy_step=self._request.policy_step, sampling=self._sampling,
         )  # fmt: skip
 
-    def finish(self, slot, stop):
-        episode, now = self._episodes[slot.order], time.perf_counter()
+    def finish(self, sequence, stop):
+        episode, now = self._episodes[sequence.order], time.perf_counter()
         type(self).longest = max(self.longest, now - episode.started)
         type(self).longest_drawing = max(self.longest_drawing, now - episode.began)
-        super().finish(slot, stop)
+        super().finish(sequence, stop)
 
-    def end_turn(self, slot, episode, ended):
+    def end_turn(self, sequence, episode, ended):
         turn = episode.script["turns"][episode.turn_index]
         if "tool_tokens" not in turn:
             episode.close_turn(ended=False)
-            self.finish(slot, StopReason.ANSWERED)
+            self.finish(sequence, StopReason.ANSWERED)
             return
-        self.scheduler.park(slot)
+        self.scheduler.park(sequence)
         future = self.start_tool(0.0 if self.instant else turn["tool_seconds"])
-        self.open_turns.append(OpenTurn(episode, slot, False, [], [future]))
+        self.open_turns.append(OpenTurn(episode, sequence, False, [], [future]))
 
     def start_tool(self, seconds):
         future: Future = Future()
@@ -98,4 +97,4 @@ class ScriptedRun(RolloutRun):
         call = ToolCall(name="python", code="", status="ok", text="", seed=0, wall_s=script["tool_seconds"])
         episode.close_turn(ended=False, calls=(call,))
         episode.append_suffix(ids)
-        self.scheduler.resume(turn.slot)
+        self.scheduler.resume(turn.sequence)

@@ -132,7 +132,7 @@ class Timer:
             fill_step(view.numpy(), chunks, PAGE, self.stack.tokens)
             self.stack.step.copy_(view)
             for chunk in chunks:
-                self.stack.table[chunk.row + 1, : len(chunk.pages)] = torch.tensor(chunk.pages, dtype=torch.int32)
+                self.stack.table[chunk.lane + 1, : len(chunk.pages)] = torch.tensor(chunk.pages, dtype=torch.int32)
             total += min(replay_ms(graph, replays) for _ in range(4))  # the first warms up
         return total / len(self._steps)
 

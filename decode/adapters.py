@@ -31,8 +31,8 @@ def adapter_low_kernel(
 ):  # fmt: skip
     """Parts of x Aᵀ for up to three adapters of rank R.  grid (rows / BM, adapters, SPLITS)
 
-    x [rows, K]; the second and third A [R, K] start so many elements from the first; low [SPLITS, rows, WIDTH] fp32,
-    RP columns an adapter, those from R on 0
+    x [rows, K]; the second and third A [R, K] start at the given distances from the first
+    low [SPLITS, rows, WIDTH] fp32, RP columns an adapter, those from R on 0
     """
     which, m0, split = tl.program_id(1), tl.program_id(0) * BM, tl.program_id(2)
     first, stop = split_range(split, K, BK, SPLITS)
@@ -48,7 +48,7 @@ def adapter_low_kernel(
 
 
 class Low(NamedTuple):
-    """What a product's kernel is told of its adapters, in the order of its arguments."""
+    """What a product's kernel needs of its adapters, in the order of its arguments."""
 
     tensors: tuple[Tensor, Tensor, int, int]  # parts of x Aᵀ; the first B, and where the others start from it
     numbers: tuple[int, int, float, int]  # stride of the parts, columns of one, scale, rank

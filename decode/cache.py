@@ -1,15 +1,13 @@
 """The paged key/value cache and the attention over it: the torch reference, for any device and dtype.
 
-A page holds `page_size` tokens of one row, for every layer; a row's page table lists its pages in order. Page 0
-belongs to nobody: padding of fixed-shape batches writes there. Who owns which page is the scheduler's business
-(`rollout.pages`), not this file's.
+A page holds `page_size` tokens of one sequence, for every layer; a sequence's page table lists its pages in order.
+Page 0 belongs to nobody: padding of fixed-shape batches writes there. The scheduler decides who owns which page
+(`rollout.pages`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +16,8 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from config import ConfigError, RolloutConfig
-from decode.device_memory import ReleasableMemory
 from modeling.attention import KEY_MULTIPLE, MIN_ROWS, PLAIN, Extras, Softmax, round_up, visible
-from modeling.routing import UNKNOWN, Recorder
+from modeling.routing import UNKNOWN, Recorded, Recorder
 
 
 class PagedCache:
@@ -28,45 +25,27 @@ class PagedCache:
 
     def __init__(
         self, config: PretrainedConfig, num_pages: int, page_size: int, dtype: torch.dtype,
-        device: torch.device | str, *, releasable: bool = False,
+        device: torch.device | str,
     ):  # fmt: skip
-        """releasable: on CUDA, the memory is there only within `resident`, always at one address."""
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.page_size = page_size
         self.num_pages = num_pages
         # [L, 2, P, G, page_size, D]; zeros, since masked slots are read and 0 x NaN would be NaN
         shape = (config.num_hidden_layers, 2, num_pages, heads, page_size, width)
-        self._memory: ReleasableMemory | None = None
-        if releasable:
-            self._memory = ReleasableMemory(math.prod(shape) * dtype.itemsize, torch.device(device))
-            self.kv = self._memory.tensor.view(dtype).view(shape)
-        else:
-            self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        self.kv = torch.zeros(shape, dtype=dtype, device=device)
         # The experts of each token, beside its keys  # [L, P, page_size, k] uint8; None in a dense model
         self.routes: Tensor | None = None
         if getattr(config, "num_local_experts", 0):
             routes = (config.num_hidden_layers, num_pages, page_size, config.num_experts_per_tok)
             self.routes = torch.full(routes, UNKNOWN, dtype=torch.uint8, device=device)
 
-    @contextlib.contextmanager
-    def resident(self) -> Iterator[None]:
-        """Within it the cache may be used. Keys written in an earlier one are lost where the memory is releasable."""
-        if self._memory is None:
-            yield
-            return
-        self._memory.restore()
-        try:
-            yield
-        finally:
-            self._memory.release()
-
     def recorder(self, pages: Tensor, offsets: Tensor) -> Recorder | None:
         """For new tokens at these places  # [N] each"""
         return None if self.routes is None else Recorder(self.routes, pages, offsets)
 
     def routes_of(self, pages: Sequence[int], computed: int, length: int) -> bytes:
-        """The experts of a row's first `length` tokens  # [length, L, k] uint8; UNKNOWN from `computed` on."""
+        """The experts of a sequence's first `length` tokens  # [length, L, k] uint8; UNKNOWN from `computed` on."""
         if self.routes is None:
             return b""
         layers, _, _, top_k = self.routes.shape
@@ -86,7 +65,7 @@ class PagedCache:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """New tokens of one row: `length` of them from position `start`, whose keys go to `pages`."""
+    """New tokens of one sequence: `length` of them from position `start`, whose keys go to `pages`."""
 
     start: int
     length: int
@@ -94,9 +73,9 @@ class Span:
 
 
 class PagedRows:
-    """Writes new keys and values into the cache, then lets each row's queries attend to all of its own keys.
+    """Writes new keys and values into the cache, then lets each sequence's queries attend to all of its own keys.
 
-    Rows of equal length attend together, so that one prompt does not pad every decoding row.
+    Sequences of equal length attend together, so that one prompt does not pad every decoding sequence.
     """
 
     def __init__(self, cache: PagedCache, spans: Sequence[Span], softmax: Softmax):
@@ -105,16 +84,16 @@ class PagedRows:
         lengths = torch.tensor([span.length for span in spans])
         starts = torch.tensor([span.start for span in spans])
         ends = starts + lengths
-        offsets = lengths.cumsum(0) - lengths  # of each row in the line
+        offsets = lengths.cumsum(0) - lengths  # of each sequence in the packed tokens
         row_of = torch.arange(len(spans)).repeat_interleave(lengths)  # [N]
         positions = torch.arange(len(row_of)) - (offsets - starts)[row_of]  # [N]
         num_pages = -(-round_up(int(ends.max()), KEY_MULTIPLE) // page_size)
-        # A shorter row repeats page 0, whose keys the mask hides.
+        # A shorter sequence repeats page 0, whose keys the mask hides.
         table = torch.tensor([[*s.pages[:num_pages], *[0] * (num_pages - len(s.pages))] for s in spans])  # [B, P]
         self.positions = positions.to(device)
         self._write_pages = table[row_of, positions // page_size].to(device)  # [N]
         self._write_offsets = (positions % page_size).to(device)  # [N]
-        self.routes = cache.recorder(self._write_pages, self._write_offsets)
+        self.routes: Recorder | Recorded | None = cache.recorder(self._write_pages, self._write_offsets)
         buckets = torch.tensor([_bucket(span.length) for span in spans])
         self._groups = []
         for bucket in buckets.unique():
@@ -140,20 +119,20 @@ def _bucket(length: int) -> int:
 
 
 class _Group:
-    """Rows whose new tokens attend as one padded batch."""
+    """Sequences whose new tokens attend as one padded batch."""
 
     def __init__(
         self, starts: Tensor, lengths: Tensor, offsets: Tensor, table: Tensor, page_size: int, device: torch.device
     ):
-        """starts, lengths, offsets in the line: [B]; table of pages: [B, P]."""
+        """starts, lengths, offsets in the packed tokens: [B]; table of pages: [B, P]."""
         self._batch, self._longest = len(starts), int(lengths.max())
         num_pages = -(-round_up(int((starts + lengths).max()), KEY_MULTIPLE) // page_size)
         self._table = table[:, :num_pages].flatten().to(device)  # [B * P]
         steps = torch.arange(self._longest)
         real = steps[None] < lengths[:, None]  # [B, Q]
-        # A padding query repeats the row's last token and is dropped below.
+        # A padding query repeats the sequence's last token and is dropped below.
         steps = torch.minimum(steps[None], lengths[:, None] - 1)  # [B, Q]
-        self._queries = (offsets[:, None] + steps).flatten().to(device)  # [B * Q] into the line
+        self._queries = (offsets[:, None] + steps).flatten().to(device)  # [B * Q] into the packed tokens
         self._real = None if bool(real.all()) else real.flatten().nonzero().flatten().to(device)
         self._positions = (starts[:, None] + steps).to(device)  # [B, Q]
         self._columns = torch.arange(num_pages * page_size, device=device)  # [K]
@@ -198,7 +177,7 @@ def num_pages(
 ) -> int:  # fmt: skip
     """Pages to allocate, the scratch page included. Raises ConfigError where not one full context fits.
 
-    rollout.kv_tokens rules where set. Otherwise every decode row gets a full context on CPU, and on CUDA
+    rollout.kv_tokens rules where set. Otherwise every lane gets a full context on CPU, and on CUDA
     rollout.kv_memory_fraction of the memory that is free now (the engine is built), at most a context a trajectory.
     """
     context_pages = -(-rollout.context_length // rollout.page_size)

@@ -1,8 +1,8 @@
-"""The mixture of experts of a decode step as Triton kernels: routing, then only the experts that some row chose.
+"""The mixture of experts of a decode step as Triton kernels: routing, then only the experts that some lane chose.
 
-Four kernels a layer: the router's choice of each row; the rows of each expert, listed; gate and up products with
-GPT-OSS's own gate; down product, bias and share. Each expert's weights are read once for all of its rows (in tiles of
-BM), and the parts are left in fp32, one for each of a row's experts, for `decode_products.join_kernel` to sum in the
+Four kernels a layer: the router's choice for each lane; the lanes of each expert, listed; gate and up products with
+GPT-OSS's own gate; down product, bias and share. Each expert's weights are read once for all of its lanes (in tiles of
+BM), and the parts are left in fp32, one for each of a lane's experts, for `decode.products.join_kernel` to sum in the
 router's order. Rounding points are those of Hugging Face's grouped product in the model dtype.
 
 Invariants: every kernel follows the rule of `decode.overlap`; nothing depends on a value read on the host. A choice
@@ -29,9 +29,9 @@ def route_kernel(
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BK: tl.constexpr, P: tl.constexpr, RECORD: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """The experts of each row and their shares.  grid (rows,); x [rows, K], w [E, K]; ids, shares [rows, TOP_K]
+    """The experts of each lane and their shares.  grid (rows,); x [rows, K], w [E, K]; ids, shares [rows, TOP_K]
 
-    A padding row (slot 0) has none, id -1: its experts would be read for nobody.
+    A padding lane (slot 0) has none, id -1: its experts would be read for nobody.
 
     RECORD: also write the experts to the new token's place in routes [pages, P, TOP_K] uint8
     """
@@ -164,7 +164,7 @@ def experts_down_kernel(
 
 
 class ExpertStage:
-    """Buffers for up to `max_rows` rows, and the launches of one layer's mixture."""
+    """Buffers for up to `max_rows` lanes, and the launches of one layer's mixture."""
 
     def __init__(
         self, weights: ExpertWeights, max_rows: int, overlap: bool, positions: Tensor, slots: Tensor, table: Tensor,
@@ -207,7 +207,7 @@ class ExpertStage:
         return w.top_k
 
     def _choose(self, rows: int, w: ExpertWeights, x: Tensor, routes: Tensor | None) -> None:
-        """The experts of each row, and the rows of each expert."""
+        """The experts of each lane, and the lanes of each expert."""
         route_kernel[(rows,)](
             x, w.router, w.router_bias, self.ids, self._shares, self.ids if routes is None else routes,
             self._positions, self._slots, self._table, self._table.stride(0), self._experts, self._hidden,

@@ -87,10 +87,10 @@ class GraphsOrEager:
         """The chunks with the tokens that the step before drew, which may not have been read yet."""
         drawn: dict[int, int] = {}
         if self._before:
-            rows = [chunk.row for chunk in self._before[0] if chunk.sample]
+            rows = [chunk.lane for chunk in self._before[0] if chunk.sample]
             drawn = dict(zip(rows, self._before[1].read().tokens, strict=True))
         return [
-            dataclasses.replace(c, token_ids=[drawn[c.row] if t == LAST_DRAW else t for t in c.token_ids])
+            dataclasses.replace(c, token_ids=[drawn[c.lane] if t == LAST_DRAW else t for t in c.token_ids])
             for c in chunks
         ]
 

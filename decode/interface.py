@@ -13,7 +13,7 @@ LAST_DRAW = -1  # stands for a token that the device has drawn and the host has 
 class Chunk:
     """Tokens of one sequence to compute in this step."""
 
-    row: int  # decode row
+    lane: int  # the decode lane of the sequence
     token_ids: list[int]
     start: int  # position of the first of them
     pages: list[int]  # all pages of the sequence so far; they hold start + len(token_ids) tokens
@@ -38,15 +38,18 @@ class Pending(Protocol):
 class Decoder(Protocol):
     """Computes chunks, leaves their keys in the cache, and draws where a chunk samples.
 
-    pipelined: `submit` may be called once more before the step before is read; a row that drew in that step then names
-    `LAST_DRAW` as its token. Steps are computed in the order of submission. step_rows: so many tokens of one step,
-    in chunks of any length, are computed at about the cost of one token a row; 0 where length makes no difference.
+    pipelined: `submit` may be called once more before the step before is read; a lane that drew in that step then
+    names `LAST_DRAW` as its token. Steps are computed in the order of submission. step_rows: up to this many tokens
+    of one step, in chunks of any length, cost about as much as one token a lane; 0 where length makes no difference.
     An evaluation that truncates passes `SamplingConfig.truncation` too; main.py then takes a decoder that knows it.
     """
 
     pipelined: bool
-    step_rows: int
-    captures: int  # CUDA graphs captured so far
+
+    @property
+    def step_rows(self) -> int: ...
+    @property
+    def captures(self) -> int: ...  # CUDA graphs captured so far
 
     def submit(self, chunks: Sequence[Chunk], temperature: float) -> Pending: ...
 

@@ -1,6 +1,6 @@
 """Counter-based Gumbel noise: a pure function of (run seed, step, prompt, sample, position, token).
 
-A draw therefore does not depend on neighbours, batch size, decode row, rank or device. `row_key` folds the first four
+A draw therefore does not depend on neighbours, batch size, lane, rank or device. `row_key` folds the first four
 into 64 bits on the host; position and token enter on the device. 32-bit integers give a uniform v in (0, 1), and
 -log(-log1p(-v)) is finite for each of them: 24-bit uniforms would reach 0 or 1 and bias the upper tail.
 The Triton sampler computes the same integers.
@@ -35,7 +35,7 @@ def gumbel(keys: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """Standard Gumbel noise, fp32.
 
     keys: the words of `row_key` as int32 bit patterns  # [B, 2]
-    positions: index in the token line of the token to draw  # [B]
+    positions: index in the sequence of the token to draw  # [B]
     returns noise  # [B, V]
     """
     position = positions.to(torch.int32)

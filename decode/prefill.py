@@ -1,7 +1,7 @@
 """Computes longer chunks on CUDA in bf16: one packed forward of the model's own modules with flash attention.
 
-New keys and values go to their pages, then each row's whole past is gathered from its pages into one packed line of
-keys, since torch's varlen kernel of 2.11 knows no page table; rows without a past need no gathering. Draws use the
+New keys and values go to their pages, then each sequence's whole past is gathered from its pages into packed keys,
+since torch's varlen kernel of 2.11 knows no page table; sequences without a past need no gathering. Draws use the
 fused sampler. `decode.eager.EagerDecoder` computes the same on any device and in fp32.
 """
 
@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from decode.cache import PagedCache
-from decode.interface import Chunk, Done, Draws
+from decode.eager import EagerDecoder
+from decode.interface import Chunk
 from decode.sampling_kernel import sample
-from modeling.attention import NO_MASK, PLAIN, Extras
-from modeling.logprob import head_logits
-from modeling.sinks import PackedSinkAttention, window_sizes
+from modeling.attention import PLAIN, Extras, PackedSinkAttention, window_sizes
+from modeling.routing import Recorded, Recorder
 
 
 class FlashRows:
@@ -38,7 +38,7 @@ class FlashRows:
         self.positions = positions.to(device)
         self._all = slots.to(device)
         self._new = slots[new].to(device)
-        self.routes = cache.recorder(self._new // size, self._new % size)
+        self.routes: Recorder | Recorded | None = cache.recorder(self._new // size, self._new % size)
         self._queries = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(device, torch.int32)
         self._keys = torch.nn.functional.pad(ends.cumsum(0), (1, 0)).to(device, torch.int32)
 
@@ -66,7 +66,7 @@ class FlashRows:
 
 
 def _places(ends: Tensor) -> Tensor:
-    """Where each row starts in the packed line of all keys  # [B]"""
+    """Where each sequence starts among the packed keys  # [B]"""
     return ends.cumsum(0) - ends
 
 
@@ -79,33 +79,13 @@ def _slots(chunks: Sequence[Chunk], ends: Tensor, size: int) -> Tensor:
     return torch.cat(parts)
 
 
-class FlashDecoder:
-    """A `decode.eager.Decoder` that runs any chunks eagerly with `FlashRows`."""
+class FlashDecoder(EagerDecoder):
+    """Runs any chunks eagerly with `FlashRows` and the fused sampler."""
 
-    pipelined = False
-    step_rows = 0
-    captures = 0
+    _sampler = staticmethod(sample)
 
     def __init__(self, model: PreTrainedModel, cache: PagedCache):
-        self._model, self._cache = model, cache
+        super().__init__(model, cache, "auto")
 
-    def submit(self, chunks: Sequence[Chunk], temperature: float) -> Done:
-        return Done(self.run(chunks, temperature))
-
-    @torch.no_grad()
-    def run(self, chunks: Sequence[Chunk], temperature: float) -> Draws:
-        device = self._cache.kv.device
-        rows = FlashRows(self._cache, chunks)
-        ids = torch.tensor([[token for c in chunks for token in c.token_ids]], device=device)  # [1, N]
-        hidden = self._model.base_model(
-            input_ids=ids, position_ids=rows.positions[None], attention_mask=NO_MASK, use_cache=False, rows=rows
-        ).last_hidden_state[0]
-        drawing = [i for i, chunk in enumerate(chunks) if chunk.sample]
-        if not drawing:
-            return Draws([], [])
-        ends = torch.tensor([len(c.token_ids) for c in chunks]).cumsum(0)[drawing] - 1
-        logits = head_logits(hidden[ends.to(device)], self._model.get_output_embeddings().weight, 1.0)
-        keys = torch.tensor([chunks[i].key for i in drawing], dtype=torch.int64, device=device).to(torch.int32)
-        positions = torch.tensor([chunks[i].start + len(chunks[i].token_ids) for i in drawing], device=device)
-        tokens, logprobs = sample(logits, keys, positions, temperature)
-        return Draws(tokens.tolist(), logprobs.tolist())
+    def _batch(self, chunks: Sequence[Chunk]) -> tuple[list[int], FlashRows]:
+        return [token for c in chunks for token in c.token_ids], FlashRows(self._cache, chunks)

@@ -94,7 +94,7 @@ def split_product_kernel(
     """Parts of x Wᵀ, W up to three matrices one on top of the other.  grid (rows / BM, ceil(N / BN), SPLITS)
 
     x [rows_live, K]; out [SPLITS, rows, N] fp32. The matrices have N_FIRST, N_SECOND and the rest of the N rows; the
-    second and third start so many elements from the first. Where there are several, BN divides each one's rows.
+    second and third start at the given distances from the first. Where there are several, BN divides each one's rows.
     next_ptr, piece: see `decode.overlap.ask_next`.
     LOW_SPLITS above 0: each matrix has an adapter (`adapter_sum`) of rank R <= RP; their B start likewise.
     """

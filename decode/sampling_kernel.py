@@ -1,10 +1,10 @@
 """Fused sampler in Triton: Gumbel-max token and its log-prob in one pass over the logits, which need not exist.
 
-Pass one looks at blocks of the vocabulary and leaves five numbers for each block and row: the best noisy score, its
+Pass one looks at blocks of the vocabulary and leaves five numbers for each block and lane: the best noisy score, its
 token, its logit, the largest logit and the sum of exponentials. It runs over logits in memory (`logits_kernel`) or in
 the LM head's product itself (`head_kernel`). Pass two (`choose_kernel`) joins the blocks, ties to the lowest token.
 
-score = logit / T + gumbel(row key, position, token); logprob = logit / T - logsumexp(logits / T); T = 0: the largest
+score = logit / T + gumbel(lane key, position, token); logprob = logit / T - logsumexp(logits / T); T = 0: the largest
 logit, with log-probs at T = 1. Logits are rounded to the model dtype first, as the model's own LM head rounds them.
 The noise has the integers of `decode.noise`. Left out: top-k, top-p, penalties.
 """
@@ -23,9 +23,9 @@ from decode.stack import FEED, KEY0, POSITION, DecodeStack
 
 _GOLDEN = tl.constexpr(GOLDEN)
 _ODD = tl.constexpr(ODD)
-FIELDS = 5  # numbers per block of the vocabulary and row
+FIELDS = 5  # numbers per block of the vocabulary and lane
 LOGITS_BLOCK = 2048
-LEAST_HEAD_TILE = 32  # vocabulary rows of a block, at least
+LEAST_HEAD_TILE = 32  # columns of the logits in a block, at least
 
 
 @triton.jit
@@ -39,12 +39,12 @@ def _mix(x):
 
 
 @triton.jit
-def row_words(keys_ptr, positions_ptr, rows, stride_keys, mask):
-    """The two words that start the noise of each row's next token; keys [2, stride_keys] int32, the row's position
+def lane_words(keys_ptr, positions_ptr, lanes, stride_keys, mask):
+    """The two words that start the noise of each lane's next token; keys [2, stride_keys] int32, the lane's position
     is that of its input token, one before the token to draw."""
-    position = tl.load(positions_ptr + rows, mask=mask, other=0).to(tl.uint32, bitcast=True) + 1
-    first = tl.load(keys_ptr + rows, mask=mask, other=0).to(tl.uint32, bitcast=True)
-    second = tl.load(keys_ptr + stride_keys + rows, mask=mask, other=0).to(tl.uint32, bitcast=True)
+    position = tl.load(positions_ptr + lanes, mask=mask, other=0).to(tl.uint32, bitcast=True) + 1
+    first = tl.load(keys_ptr + lanes, mask=mask, other=0).to(tl.uint32, bitcast=True)
+    second = tl.load(keys_ptr + stride_keys + lanes, mask=mask, other=0).to(tl.uint32, bitcast=True)
     return _mix(first ^ position * tl.full((), _GOLDEN, tl.uint32)), _mix(
         second + position * tl.full((), _ODD, tl.uint32)
     )
@@ -60,7 +60,7 @@ def log2(x, FAST: tl.constexpr):
 
 @triton.jit
 def gumbel(first, second, token, FAST: tl.constexpr):
-    """Standard Gumbel noise of uint32 row words and tokens, broadcast against each other; fp32."""
+    """Standard Gumbel noise of uint32 lane words and tokens, broadcast against each other; fp32."""
     bits = _mix(_mix(token.to(tl.uint32) * tl.full((), _GOLDEN, tl.uint32) + first) ^ second)
     v = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)  # 2^-32, 1 - 2^-24
     # -log2(1 - v) by its series where 1 - v would lose v's digits, which is where the winners are
@@ -71,9 +71,9 @@ def gumbel(first, second, token, FAST: tl.constexpr):
 
 
 @triton.jit
-def _summarize(logits, token, valid, first, second, out_ptr, stride_field, block, rows, row_mask, stride_row,
+def _summarize(logits, token, valid, first, second, out_ptr, stride_field, block, lanes, lane_mask, stride_lane,
                temperature, SAMPLE: tl.constexpr, TEMPERED: tl.constexpr, FAST: tl.constexpr):  # fmt: skip
-    """The five numbers of one vocabulary block for each row; logits, token, valid [N, rows], or 1 for one of them."""
+    """The five numbers of one vocabulary block for each lane; logits, token, valid [N, lanes], or 1 for either."""
     scaled = logits
     score = tl.where(valid, logits, float("-inf"))
     if SAMPLE:
@@ -85,69 +85,69 @@ def _summarize(logits, token, valid, first, second, out_ptr, stride_field, block
     chosen = tl.max(tl.where(token == choice[None, :], scaled, float("-inf")), axis=0)
     peak = tl.max(scaled, axis=0)
     total = tl.sum(tl.exp(scaled - peak[None, :]), axis=0)
-    at = out_ptr + rows * stride_row + block
-    tl.store(at, best, mask=row_mask)
-    tl.store(at + stride_field, choice.to(tl.float32, bitcast=True), mask=row_mask)
-    tl.store(at + 2 * stride_field, chosen, mask=row_mask)
-    tl.store(at + 3 * stride_field, peak, mask=row_mask)
-    tl.store(at + 4 * stride_field, total, mask=row_mask)
+    at = out_ptr + lanes * stride_lane + block
+    tl.store(at, best, mask=lane_mask)
+    tl.store(at + stride_field, choice.to(tl.float32, bitcast=True), mask=lane_mask)
+    tl.store(at + 2 * stride_field, chosen, mask=lane_mask)
+    tl.store(at + 3 * stride_field, peak, mask=lane_mask)
+    tl.store(at + 4 * stride_field, total, mask=lane_mask)
 
 
 @triton.jit
 def logits_kernel(
-    logits_ptr, keys_ptr, positions_ptr, out_ptr, V, stride_logits, stride_keys, stride_field, stride_row,
+    logits_ptr, keys_ptr, positions_ptr, out_ptr, V, stride_logits, stride_keys, stride_field, stride_lane,
     temperature, BLOCK: tl.constexpr, SAMPLE: tl.constexpr, TEMPERED: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Pass one over logits [rows, V] in memory.  grid (ceil(V / BLOCK), rows)"""
-    block, row = tl.program_id(0), tl.program_id(1)
+    """Pass one over logits [lanes, V] in memory.  grid (ceil(V / BLOCK), lanes)"""
+    block, lane = tl.program_id(0), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)[:, None]  # [BLOCK, 1]
-    rows = row + tl.arange(0, 1)
+    lanes = lane + tl.arange(0, 1)
     valid = token < V
-    logits = tl.load(logits_ptr + row.to(tl.int64) * stride_logits + token, mask=valid, other=0.0).to(tl.float32)
-    first, second = row_words(keys_ptr, positions_ptr, rows, stride_keys, rows >= 0)
+    logits = tl.load(logits_ptr + lane.to(tl.int64) * stride_logits + token, mask=valid, other=0.0).to(tl.float32)
+    first, second = lane_words(keys_ptr, positions_ptr, lanes, stride_keys, lanes >= 0)
     _summarize(
-        logits, token, valid, first[None, :], second[None, :], out_ptr, stride_field, block, rows, rows >= 0,
-        stride_row, temperature, SAMPLE, TEMPERED, FAST,
+        logits, token, valid, first[None, :], second[None, :], out_ptr, stride_field, block, lanes, lanes >= 0,
+        stride_lane, temperature, SAMPLE, TEMPERED, FAST,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows_live"])
+@triton.jit(do_not_specialize=["lanes_live"])
 def head_kernel(
-    x_ptr, w_ptr, keys_ptr, positions_ptr, out_ptr, rows_live, V, K, stride_keys, stride_field, stride_row,
+    x_ptr, w_ptr, keys_ptr, positions_ptr, out_ptr, lanes_live, V, K, stride_keys, stride_field, stride_lane,
     temperature, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr,
     AHEAD: tl.constexpr, PDL: tl.constexpr, SAMPLE: tl.constexpr, TEMPERED: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Pass one inside the LM head's product x Wᵀ.  grid (rows / BM, ceil(V / BN)); x [rows, K], w [V, K]"""
+    """Pass one inside the LM head's product x Wᵀ.  grid (lanes / BM, ceil(V / BN)); x [lanes, K], w [V, K]"""
     block, m0 = tl.program_id(1), tl.program_id(0) * BM
     token = block * BN + tl.arange(0, BN)
     valid = token < V
     offsets = token.to(tl.int64) * K
     early = early_weights(w_ptr, offsets, valid, 0, AHEAD)
     begin(PDL)
-    acc = accumulate(early, x_ptr, w_ptr, offsets, valid, m0, rows_live, 0, K, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
-    rows = m0 + tl.arange(0, BM)
+    acc = accumulate(early, x_ptr, w_ptr, offsets, valid, m0, lanes_live, 0, K, K, BN, BM, BK, AHEAD, EVEN_K, STAGES)
+    lanes = m0 + tl.arange(0, BM)
     logits = acc.to(x_ptr.dtype.element_ty).to(tl.float32)
-    first, second = row_words(keys_ptr, positions_ptr, rows, stride_keys, rows < rows_live)
+    first, second = lane_words(keys_ptr, positions_ptr, lanes, stride_keys, lanes < lanes_live)
     _summarize(
-        logits, token[:, None], valid[:, None], first[None, :], second[None, :], out_ptr, stride_field, block, rows,
-        rows < rows_live, stride_row, temperature, SAMPLE, TEMPERED, FAST,
+        logits, token[:, None], valid[:, None], first[None, :], second[None, :], out_ptr, stride_field, block, lanes,
+        lanes < lanes_live, stride_lane, temperature, SAMPLE, TEMPERED, FAST,
     )  # fmt: skip
 
 
 @triton.jit
 def choose_kernel(
-    parts_ptr, draws_ptr, slots_ptr, last_ptr, blocks, stride_field, stride_row, stride_draws,
+    parts_ptr, draws_ptr, slots_ptr, last_ptr, blocks, stride_field, stride_lane, stride_draws,
     BLOCKS: tl.constexpr, FEED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Join the blocks of each row.  grid (rows,); draws [2, stride_draws] int32: token, log-prob's bits
+    """Join the blocks of each lane.  grid (lanes,); draws [2, stride_draws] int32: token, log-prob's bits
 
-    FEED: also leave the token in last[slots[row]] for the row's next step.
+    FEED: also leave the token in last[slots[lane]] for the lane's next step.
     """
     begin(PDL)
-    row = tl.program_id(0)
+    lane = tl.program_id(0)
     block = tl.arange(0, BLOCKS)
     mask = block < blocks
-    at = parts_ptr + row * stride_row + block
+    at = parts_ptr + lane * stride_lane + block
     score = tl.load(at, mask=mask, other=float("-inf"))
     token = tl.load(at + stride_field, mask=mask, other=0.0).to(tl.int32, bitcast=True)
     chosen = tl.load(at + 2 * stride_field, mask=mask, other=float("-inf"))
@@ -158,29 +158,29 @@ def choose_kernel(
     logit = tl.max(tl.where((token == choice) & mask, chosen, float("-inf")), axis=0)
     highest = tl.max(peak, axis=0)
     logsumexp = highest + tl.log(tl.sum(tl.where(mask, total * tl.exp(peak - highest), 0.0), axis=0))
-    tl.store(draws_ptr + row, choice)
-    tl.store(draws_ptr + stride_draws + row, (logit - logsumexp).to(tl.int32, bitcast=True))
+    tl.store(draws_ptr + lane, choice)
+    tl.store(draws_ptr + stride_draws + lane, (logit - logsumexp).to(tl.int32, bitcast=True))
     if FEED:
-        tl.store(last_ptr + tl.load(slots_ptr + row), choice)
+        tl.store(last_ptr + tl.load(slots_ptr + lane), choice)
 
 
 def sample(logits: Tensor, keys: Tensor, positions: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """One draw per row from logits in memory: tokens [B] int32 and log-probs [B] fp32.
+    """`decode.sampler.sample` without truncation: tokens [B] int32 and log-probs [B] fp32.
 
-    logits [B, V] in any float dtype, last dimension dense; keys: the words of `decode.noise.row_key` as int32 bit
-    patterns [B, 2]; positions: index in the token line of the token to draw [B] int32.
+    logits [B, V] in any float dtype, last dimension dense, not divided by the temperature; keys: the words of
+    `decode.noise.row_key` as int32 bit patterns [B, 2]; positions: index in the sequence of the token to draw [B].
     """
-    rows, vocab = logits.shape
+    lanes, vocab = logits.shape
     blocks = triton.cdiv(vocab, LOGITS_BLOCK)
-    parts = torch.empty(FIELDS, rows, blocks, dtype=torch.float32, device=logits.device)
-    draws = torch.empty(2, rows, dtype=torch.int32, device=logits.device)
-    logits_kernel[(blocks, rows)](
-        logits, keys.T.contiguous(), positions.to(torch.int32) - 1, parts, vocab, logits.stride(0), rows,
+    parts = torch.empty(FIELDS, lanes, blocks, dtype=torch.float32, device=logits.device)
+    draws = torch.empty(2, lanes, dtype=torch.int32, device=logits.device)
+    logits_kernel[(blocks, lanes)](
+        logits, keys.T.contiguous(), positions.to(torch.int32) - 1, parts, vocab, logits.stride(0), lanes,
         parts.stride(0), blocks, temperature, BLOCK=LOGITS_BLOCK, SAMPLE=temperature > 0,
         TEMPERED=temperature not in (0.0, 1.0), FAST=logits.is_cuda, num_warps=4,
     )  # fmt: skip
-    choose_kernel[(rows,)](
-        parts, draws, draws, draws, blocks, parts.stride(0), blocks, rows,
+    choose_kernel[(lanes,)](
+        parts, draws, draws, draws, blocks, parts.stride(0), blocks, lanes,
         BLOCKS=triton.next_power_of_2(blocks), FEED=False, PDL=False,
     )  # fmt: skip
     return draws[0], draws[1].view(torch.float32)
@@ -189,29 +189,29 @@ def sample(logits: Tensor, keys: Tensor, positions: Tensor, temperature: float) 
 class HeadSampler:
     """LM head, sampling and feedback of the token, over the hidden states a `DecodeStack` leaves.
 
-    draws: tokens and log-probs' bits of the last launch  # [2, max_rows] int32
+    draws: tokens and log-probs' bits of the last launch  # [2, max_lanes] int32
     """
 
-    def __init__(self, stack: DecodeStack, max_rows: int):
+    def __init__(self, stack: DecodeStack, max_lanes: int):
         self.stack = stack
         self.vocab, self.hidden = stack.weights.head.shape
         blocks = triton.cdiv(self.vocab, LEAST_HEAD_TILE)
-        self.parts = torch.empty(FIELDS, max_rows, blocks, dtype=torch.float32, device=stack.device)
-        self.draws = torch.zeros(2, max_rows, dtype=torch.int32, device=stack.device)
+        self.parts = torch.empty(FIELDS, max_lanes, blocks, dtype=torch.float32, device=stack.device)
+        self.draws = torch.zeros(2, max_lanes, dtype=torch.int32, device=stack.device)
 
-    def launch(self, rows: int, temperature: float) -> None:
+    def launch(self, lanes: int, temperature: float) -> None:
         stack = self.stack
-        t = stack.tiles("head", rows, self.vocab, self.hidden)
+        t = stack.tiles("head", lanes, self.vocab, self.hidden)
         blocks = triton.cdiv(self.vocab, t.bn)
         step, parts = stack.step, self.parts
-        head_kernel[(triton.cdiv(rows, t.bm), blocks)](
-            stack.normed, stack.weights.head, step[KEY0], step[POSITION], parts, rows, self.vocab, self.hidden,
+        head_kernel[(triton.cdiv(lanes, t.bm), blocks)](
+            stack.normed, stack.weights.head, step[KEY0], step[POSITION], parts, lanes, self.vocab, self.hidden,
             step.stride(0), parts.stride(0), parts.stride(1), temperature, BN=t.bn, BM=t.bm, BK=t.bk,
             EVEN_K=t.even(self.hidden), SAMPLE=temperature > 0, TEMPERED=temperature not in (0.0, 1.0),
             FAST=step.is_cuda, STAGES=t.stages, AHEAD=t.ahead_of(self.hidden), PDL=stack.overlap, num_warps=t.warps,
             launch_pdl=stack.overlap,
         )  # fmt: skip
-        choose_kernel[(rows,)](
+        choose_kernel[(lanes,)](
             parts, self.draws, step[FEED], stack.last, blocks, parts.stride(0), parts.stride(1), self.draws.stride(0),
             BLOCKS=triton.next_power_of_2(blocks), FEED=True, PDL=stack.overlap, num_warps=4,
             launch_pdl=stack.overlap,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modeling.families import FAMILIES, MIXTURES, STATIC_ROPES
+from modeling.families import FAMILIES, STATIC_ROPES
 
 
 class UnsupportedModel(ValueError):
@@ -116,7 +116,7 @@ def decode_weights(model: Any) -> DecodeWeights:
         head=head.weight.detach(), heads=config.num_attention_heads, kv_heads=config.num_key_value_heads,
         head_size=attention.head_dim, scale=attention.scaling, eps=config.rms_norm_eps,
         window=config.sliding_window if any(layer.windowed for layer in layers) else 0,
-        late_norms=config.model_type == "gpt_oss",
+        late_norms=FAMILIES[config.model_type].late_norms,
     )  # fmt: skip
     size = weights.head_size
     if size < 16 or size & (size - 1):
@@ -128,15 +128,15 @@ def decode_weights(model: Any) -> DecodeWeights:
 
 
 def _check_config(config: Any) -> None:
-    families = (*FAMILIES, *MIXTURES)
-    if config.model_type not in families:
-        raise UnsupportedModel(f"model type {config.model_type!r} is none of {', '.join(families)}")
+    captured = {name: family for name, family in FAMILIES.items() if family.captured}
+    if config.model_type not in captured:
+        raise UnsupportedModel(f"model type {config.model_type!r} is none of {', '.join(captured)}")
     if config.hidden_act != "silu":
         raise UnsupportedModel(f"activation {config.hidden_act!r} is not silu")
     rope = config.rope_parameters["rope_type"]
     if rope not in STATIC_ROPES:
         raise UnsupportedModel(f"rotary type {rope!r} is none of {', '.join(STATIC_ROPES)}")
-    kinds = {"full_attention"} | ({"sliding_attention"} if config.model_type in MIXTURES else set())
+    kinds = captured[config.model_type].layers
     others = set(getattr(config, "layer_types", None) or ()) - kinds
     if others:
         raise UnsupportedModel(f"attention layers are {sorted(others)}, none of {', '.join(sorted(kinds))}")

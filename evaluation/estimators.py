@@ -1,4 +1,4 @@
-"""Estimators over problems, with their uncertainty: pass@k, majority vote, bootstrap intervals, smallest difference.
+"""Estimators over problems: pass@k, majority vote, bootstrap intervals, minimum detectable difference.
 
 The unit of chance is the problem: samples of one problem are alike, so intervals resample problems, never samples.
 numpy only, seeded, no loop over problems or resamples. A percentile interval over 30 problems is somewhat too narrow.

@@ -3,8 +3,8 @@
 An `Evaluation` is one set of problems, each sampled n times under one treatment of the tool: `on`; `off` (no tool in
 the prompt, one turn); `broken` (the tool is offered and answers every call with an error). Evaluations of the same
 problems are compared problem by problem. The share of cut and of box-less trajectories stands beside every score,
-since a limit or a prompt that hides right answers would otherwise read as a weak policy. A trajectory that the sandbox
-spoilt counts as wrong and in `infra`.
+since a limit or a prompt that hides right answers would otherwise look like a weak policy. A trajectory in which the
+sandbox failed counts as wrong and in `infra`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from boxes import equal, final_answer
 from config import Config
 from evaluation.estimators import bootstrap, majority, min_difference, pass_at_k, standard_error
-from reward import Grade, Reason, grade_trajectory
+from reward import Grade, Reason, equal, final_answer, grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason
 from run.files import RESUME, write_whole
 
@@ -45,16 +44,11 @@ class Problem(Protocol):
 
 def eval_sampling(config: Config) -> SamplingConfig:
     """How evaluations sample: the rollout's limits, the eval section's draws."""
-    return SamplingConfig(
-        max_new_tokens=config.rollout.max_new_tokens,
-        temperature=config.eval.temperature,
-        n_samples_per_prompt=config.eval.samples_per_prompt,
-        max_turns=config.rollout.max_turns,
-        context_length=config.rollout.context_length,
-        seed=config.train.seed + SEED_OFFSET,
-        top_k=config.eval.top_k,
-        top_p=config.eval.top_p,
-    )
+    own = config.eval
+    return SamplingConfig.of(
+        config, temperature=own.temperature, n_samples_per_prompt=own.samples_per_prompt,
+        seed=config.train.seed + SEED_OFFSET, top_k=own.top_k, top_p=own.top_p,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +65,15 @@ class Evaluation:
         cls, records: Sequence[RolloutRecord], problems: Sequence[Problem], decode: Callable[[Sequence[int]], str]
     ) -> Evaluation:
         """records: every sample of every problem; `prompt_index` counts the problems."""
-        rows: list[list[RolloutRecord]] = [[] for _ in problems]
+        groups: list[list[RolloutRecord]] = [[] for _ in problems]
         for record in records:
-            rows[record.prompt_index].append(record)
-        texts = [[decode(r.token_ids[r.final_turn.start : r.final_turn.end]) for r in row] for row in rows]
+            groups[record.prompt_index].append(record)
+        texts = [[decode(r.token_ids[r.final_turn.start : r.final_turn.end]) for r in group] for group in groups]
         grades = [
-            [grade_trajectory(text, record.stop, problem.answer) for text, record in zip(line, row, strict=True)]
-            for line, row, problem in zip(texts, rows, problems, strict=True)
+            [grade_trajectory(text, r.stop, problem.answer) for text, r in zip(said, group, strict=True)]
+            for said, group, problem in zip(texts, groups, problems, strict=True)
         ]
-        return cls(problems, grades, [[final_answer(text) for text in line] for line in texts], rows)
+        return cls(problems, grades, [[final_answer(text) for text in said] for said in texts], groups)
 
     @property
     def correct(self) -> NDArray[np.bool_]:
@@ -93,7 +87,7 @@ class Evaluation:
 
 
 def _classes(answers: Sequence[str | None]) -> list[int]:
-    """One number for each answer, equal answers alike: the place of the first of them; -1 for none."""
+    """The class of each answer: the index of the first equal answer; -1 for none."""
     firsts: list[int] = []
     classes = []
     for place, answer in enumerate(answers):
@@ -110,7 +104,7 @@ def _classes(answers: Sequence[str | None]) -> list[int]:
 def summarize(evaluation: Evaluation, seed: int) -> dict[str, Any]:
     """Scores with intervals, and what went wrong beside them; JSON.
 
-    min_difference: between two such evaluations, their samples drawn anew
+    min_difference: the minimum detectable difference between two independent evaluations of this size
     """
     values = evaluation.per_problem()
     count, samples = evaluation.correct.shape
@@ -192,7 +186,7 @@ def problem_rows(evaluations: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
 
 
 def results(config: Config, evaluations: Mapping[str, Evaluation], step: int) -> dict[str, Any]:
-    """Everything that an evaluation says, as JSON; the settings that its scores depend on come first."""
+    """The whole result of an evaluation, as JSON; the settings that its scores depend on come first."""
     names = list(evaluations)
     pairs = [(names[0], other) for other in names[1:]]
     seed = config.train.seed
@@ -205,13 +199,13 @@ def results(config: Config, evaluations: Mapping[str, Evaluation], step: int) ->
     }
 
 
-def write_results(path: Path, found: Mapping[str, Any], mend: str = RESUME) -> None:
-    """Complete or absent. mend: what a full disk is answered with."""
-    write_whole(path, json.dumps(found, indent=1) + "\n", mend)
+def write_results(path: Path, found: Mapping[str, Any], fix: str = RESUME) -> None:
+    """Complete or absent. fix: the advice where the disk is full."""
+    write_whole(path, json.dumps(found, indent=1) + "\n", fix)
 
 
-def report_lines(found: Mapping[str, Any]) -> list[str]:
-    """The table for people."""
+def table_lines(found: Mapping[str, Any]) -> list[str]:
+    """The printed table."""
     settings, scores = found["settings"], found["scores"]
     first = next(iter(scores.values()))
     n = first["k"]
@@ -233,10 +227,11 @@ def report_lines(found: Mapping[str, Any]) -> list[str]:
         avg = difference["avg"]
         verdict = "differs" if avg["significant"] else "no difference shown"
         lines.append(
-            f"{name}: avg {_cell(avg, sign='+')}, {verdict}; the set can show {difference['min_difference']:.3f}"
+            f"{name}: avg {_cell(avg, sign='+')}, {verdict}; "
+            f"minimum detectable difference {difference['min_difference']:.3f}"
         )
     smallest = first["avg"]["min_difference"]
-    return [*lines, f"smallest difference between two such evaluations that this set can show: {smallest:.3f}"]
+    return [*lines, f"minimum detectable difference between two such evaluations: {smallest:.3f}"]
 
 
 def _cell(interval: Mapping[str, float], sign: str = "") -> str:

@@ -1,7 +1,7 @@
 """`main.py evaluate`: one checkpoint on the same problems with the tool on, off and broken.
 
-The treatments share problems, weights and noise, so that their differences are the tool's. `off` keeps
-data.system_prompt as it is, also where that speaks of a tool.
+The treatments share problems, weights and noise, so their differences come from the tool. `off` keeps
+data.system_prompt unchanged, even where it mentions a tool.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BrokenResult:
 
 
 class BrokenTool:
-    """In the place of `tools.PythonTool`: every call fails, so that what the tool's results bring can be measured."""
+    """Replaces `tools.PythonTool`: every call fails, which measures what the tool's results contribute."""
 
     def submit(self, code: str, *, seed: int = 0) -> Future[BrokenResult]:
         future: Future[BrokenResult] = Future()
@@ -41,7 +41,7 @@ class BrokenTool:
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """One treatment of the tool. `sample` samples this rank's share, as `trainer.Trainer` has it do."""
+    """One treatment of the tool. `sample` samples this rank's share, as in `trainer.Trainer`."""
 
     config: Config  # from `treated`
     problems: Sequence[Problem]
@@ -89,7 +89,7 @@ def run_treatments(treatments: Mapping[str, Treatment], step: int, ranks: Ranks)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What `main.py evaluate` shall evaluate."""
+    """What `main.py evaluate` evaluates."""
 
     config: Config
     adapters: Path | None  # folder of LoRA adapters on config.model
@@ -102,15 +102,15 @@ def choose_checkpoint(
 ) -> Candidate:
     """From the arguments of `main.py evaluate`. Adapters sit on the base that they name, unless `overrides` name one.
 
-    The step decides the noise, so that a checkpoint scores here as it scored during its run. Raises ConfigError, and
+    The step decides the noise, so a checkpoint scores here as it did during its run. Raises ConfigError, and
     CheckpointError where a run's checkpoint is damaged.
     """
     if config is None and run is None:
         raise ConfigError("--config", config, "name a config, or a run with --run-dir")
     folder = Path(model) if model else None
     if folder and not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
-        mend = "name one that holds config.json or adapter_config.json, or a hub name with --set model.path="
-        raise ConfigError("--checkpoint", model, f"is no folder of a model; {mend}")
+        fix = "name one that holds config.json or adapter_config.json, or a hub name with --set model.path="
+        raise ConfigError("--checkpoint", model, f"is no folder of a model; {fix}")
     if run and folder is None:
         folder = checkpoint.newest(Path(run))
         if folder is None:

@@ -39,7 +39,7 @@ class Recompute:
             layer.forward = partial(self._run, layer, index, layer.forward)
 
     def begin(self, logits: int) -> bool:
-        """Before a forward: whether its logits, so many bytes, are to be kept for the backward pass as well.
+        """Before a forward: whether its logits (in bytes) are kept for the backward pass as well.
 
         A byte of logits saves about as much time as a byte of a layer, so they are kept where they are few.
         """

@@ -19,7 +19,7 @@ from modeling.routing import Recorded
 
 
 class PackedBatch(Protocol):
-    """The fields of `data.ResponseTokenBatch` that a forward needs. N tokens, M of them predict a target."""
+    """The fields of `update.batch.ResponseTokenBatch` that a forward needs. N tokens, M of them predict a target."""
 
     @property
     def input_ids(self) -> Tensor: ...  # [1, N]
@@ -122,6 +122,6 @@ def batch_rows(shape: Any, implementation: str, lengths: Sequence[int], like: Te
 
 
 def row_of_each(lengths: Sequence[int], device: torch.device) -> Tensor:
-    """The row of each token of a packed line  # [N]"""
+    """The sequence of each packed token  # [N]"""
     counts = torch.tensor(list(lengths))
     return torch.arange(len(counts)).repeat_interleave(counts).to(device)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 UNKNOWN = 255  # in place of an expert id: the token was not computed while sampling
 
 
-class Link:
+class RouterLink:
     """From a layer's attention, which sets `routes`, to its router."""
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ def watch(model: Any) -> None:
     for index, layer in enumerate(model.base_model.layers):
         router = getattr(layer.mlp, "router", None)
         if router is not None:
-            layer.self_attn.link = link = Link()
+            layer.self_attn.link = link = RouterLink()
             router.register_forward_hook(_hook(link, index))
 
 
-def _hook(link: Link, layer: int) -> Any:
+def _hook(link: RouterLink, layer: int) -> Any:
     def choose(_: nn.Module, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """output: logits [N, E], shares and ids of the chosen experts [N, k] each"""
         routes, link.routes = link.routes, None  # a forward with another attention must not meet it

@@ -1,4 +1,4 @@
-"""Causal attention within the rows of a packed line for training on CUDA: cuDNN for long rows, flash for the rest.
+"""Causal attention within packed sequences for training on CUDA: cuDNN for long ones, flash for the rest.
 
 On Hopper cuDNN takes about half of FlashAttention-2's time, but torch gives it dense batches only: its packed form
 builds a plan at every call (50 ms, and wrong gradients, in torch 2.11). So each long row is a dense batch of its own.

@@ -22,7 +22,7 @@ from modeling.train_rotary import norm_rotate
 
 
 def fuse(model: Any) -> None:
-    """Changes a causal LM of a family that `decode.weights.can_fuse` accepts, in place."""
+    """Changes a causal LM of a family that `modeling.families.can_fuse` accepts, in place."""
     base = model.base_model
     base.norm.forward = MethodType(_norm_forward, base.norm)
     for layer in base.layers:

@@ -4,6 +4,11 @@ A step's bytes, little-endian: length of the header (uint32), the header (JSON, 
 place a token (uint16, or uint32 beyond 65,536 distinct tokens), one log-probability a token (uint16, thousandths of a
 nat below 0; 0 where not sampled), one entropy a token (uint16, thousandths of a nat; 65535 where none is known: not
 sampled, in a trajectory that was not trained, not finite, or of a run from before entropies were kept).
+
+Token ids travel with the bytes behind them, so that the page can show each token by itself and join those that split
+a character. Byte-level BPE tokenizers (Qwen, GPT-OSS, Llama 3) spell each byte of a token as one printable character;
+the table is OpenAI's from GPT-2. Added tokens, control tokens among them, stand for their own text. A tokenizer of
+another kind falls back to decoding each id by itself, which shows a split character as �.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import base64
 import gzip
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -99,3 +104,30 @@ def _bytes(values: pa.Array) -> bytes:
     width = values.type.bit_width // 8
     buffer = values.buffers()[1]
     return buffer.to_pybytes()[values.offset * width : (values.offset + len(values)) * width]
+
+
+def byte_characters() -> dict[str, int]:
+    """The character that spells each byte in a byte-level vocabulary -> that byte."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    spelled = {chr(byte): byte for byte in plain}
+    others = (byte for byte in range(256) if byte not in set(plain))
+    return spelled | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+def token_bytes(tokenizer: Any, ids: Sequence[int]) -> tuple[list[bytes], list[int]]:
+    """The bytes of each id, and the places in `ids` of added tokens.
+
+    tokenizer: a fast Hugging Face tokenizer; ids that it does not know give the bytes of `<id>`
+    """
+    added = {number: token.content for number, token in tokenizer.added_tokens_decoder.items()}
+    table = byte_characters()
+    texts = tokenizer.convert_ids_to_tokens(list(ids))
+    found = []
+    for number, text in zip(ids, texts, strict=True):
+        if number in added or text is None:
+            found.append((added.get(number) or f"<{number}>").encode("utf-8"))
+        elif all(char in table for char in text):
+            found.append(bytes(table[char] for char in text))
+        else:
+            found.append(tokenizer.decode([number]).encode("utf-8"))
+    return found, [place for place, number in enumerate(ids) if number in added]

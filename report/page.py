@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from report import charts, words
-from report.blobs import pack_json, pack_step, used_tokens
+from config import Config
+from report import charts
+from report.blobs import pack_json, pack_step, token_bytes, used_tokens
 from report.html import render
-from report.runs import Run, read_run, totals
-from report.vocabulary import token_bytes
+from report.runs import NORMAL_95, Run, present, read_run, totals
 from run.files import OUT, write_whole
 from run.stretches import changes
 from run.trajectories import count_rows, read_table, stored_steps
@@ -19,6 +19,7 @@ SECTIONS = (
     ("learning", "Learning"), ("evaluation", "Evaluation"), ("behaviour", "Behaviour"), ("ledger", "Rewards"),
     ("time", "Time"), ("mismatch", "Mismatch"), ("trajectories", "Trajectories"), ("settings", "Settings"),
 )  # fmt: skip
+LAST = 5  # steps that stand for the end of a run
 
 
 def write_report(run_dir: Path, tokenizer: Any, out: str | None, limit: int) -> str:
@@ -66,12 +67,12 @@ def report_html(run: Run, steps: Sequence[int], tokenizer: Any) -> str:
     blobs = {"charts": pack_json({
         "groups": charts.as_json(groups), "columns": charts.used_columns(groups, run.columns),
     })}  # fmt: skip
-    evaluations = [words.evaluation(row) for row in run.rows if "eval_avg_at_k" in row]
+    evaluations = [evaluation(row) for row in run.rows if "eval_avg_at_k" in row]
     absent = {"evaluation": not evaluations, "trajectories": not steps}
     return render(
         "report.html.j2", ["tokens.js", "browser.js"], blobs | _step_blobs(run, steps, tokenizer),
-        title=run.name, lead=words.lead(run.config), sections=[s for s in SECTIONS if not absent.get(s[0])],
-        figures=words.figures(run), evaluations=evaluations, ledger=ledger(run), steps=steps,
+        title=run.name, lead=lead(run.config), sections=[s for s in SECTIONS if not absent.get(s[0])],
+        figures=figures(run), evaluations=evaluations, ledger=ledger(run), steps=steps,
         kept=_kept(run, steps), settings=run.config.to_json(), changes=changes(run.path),
     )  # fmt: skip
 
@@ -103,10 +104,72 @@ def ledger(run: Run) -> dict[str, Any]:
         counts["tool_infra"] += spoilt  # the sandbox failed: no reward, not trained on
     lines = [
         {
-            "reason": reason, "count": f"{count:,}", "share": words.share(count, counts.total()),
-            "before": words.share(first[reason], first.total()), "after": words.share(last[reason], last.total()),
+            "reason": reason, "count": f"{count:,}", "share": share(count, counts.total()),
+            "before": share(first[reason], first.total()), "after": share(last[reason], last.total()),
         }
         for reason, count in counts.most_common()
     ]  # fmt: skip
     span = "first step" if tenth == 1 else f"first {tenth} steps"
     return {"lines": lines, "total": f"{counts.total():,}", "first": span, "last": span.replace("first", "last")}
+
+
+def share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}".replace("%", " %") if whole else "–"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def large(count: float) -> str:
+    for size, unit in ((1e9, "billion"), (1e6, "million")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:,.0f}"
+
+
+def lead(config: Config) -> str:
+    rollout = config.rollout
+    return (
+        f"{config.model.path} on {config.data.path}: {rollout.prompts_per_step} prompts × "
+        f"{rollout.samples_per_prompt} samples a step, up to {rollout.max_turns} turns, "
+        f"loss {config.loss.policy}, seed {config.train.seed}"
+    )
+
+
+def figures(run: Run) -> list[dict[str, str]]:
+    """The key figures: label, value, note."""
+    correct = present(run.columns.get("correct"))
+    end = sum(correct[-LAST:]) / len(correct[-LAST:])
+    seconds, sampled = (sum(present(run.columns.get(name))) for name in ("seconds", "sampled_tokens"))
+    made = [
+        ("Correct, last steps", share(end, 1), f"first step {share(correct[0], 1)}"),
+        ("Steps", f"{len(run.rows)}", f"of {run.config.train.steps}"),
+        ("Training time", duration(seconds), f"{seconds / len(run.rows):.2g} s a step"),
+        ("Tokens sampled", large(sampled), f"in {large(sum(present(run.columns['trajectories'])))} trajectories"),
+        ("Tool calls", large(sum(present(run.columns.get("tool_calls")))), ""),
+    ]
+    measured = [row for row in run.rows if "eval_avg_at_k" in row]
+    if measured:
+        last = evaluation(measured[-1])
+        made.insert(1, ("Evaluation", last["right"], last["interval"]))
+    return [{"label": label, "value": value, "note": note} for label, value, note in made]
+
+
+def evaluation(row: dict[str, Any]) -> dict[str, str]:
+    """A row of the evaluation table. The interval is mean ± 1.96 standard errors over problems."""
+    mean, half = row["eval_avg_at_k"], NORMAL_95 * row["eval_avg_stderr"]
+    low, high = max(mean - half, 0.0), min(mean + half, 1.0)
+    return {
+        "step": str(row["step"]),
+        "size": f"{row['eval_problems']:,} × {row['eval_k']}",
+        "right": share(mean, 1),
+        "interval": f"{100 * low:.1f} to {100 * high:.1f} %",
+        "any": share(row["eval_pass_at_k"], 1),
+        "cut": share(row["eval_cut"], 1),
+        "seconds": f"{row['eval_seconds']:.1f}",
+    }

@@ -18,7 +18,7 @@ NORMAL_95 = 1.96  # half width of a 95 % interval in standard errors
 
 
 class RunError(UserError, ValueError):
-    """A folder that holds no run; one line with the folder and the mend."""
+    """A folder that holds no run; one line with the folder and the fix."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,15 @@
-"""The rollout: prompts in, one `RolloutRecord` per trajectory out, with tools overlapping the decoding of other rows.
+"""The rollout: prompts in, one `RolloutRecord` per trajectory out; tools run while other sequences decode.
 
-Each turn of the loop submits one plan of the scheduler, reads what an earlier one drew, and picks up finished tool
-calls. Where the decoder can, a step is submitted before the one before it is read, so that the device never waits for
-the host; a row that turns out to have ended loses the draw that was already on its way. No call blocks the loop while
-another row can decode, `rollout.deterministic` excepted. The engine has DeepSpeed's `RolloutEngine` surface
-(`generate`, `sync_weights`, `shutdown`) and is registered as one in main.py; weights need no sync.
+Each turn of the loop picks up finished tool calls, submits one plan of the scheduler and reads what an earlier one
+drew. Where the decoder can, a step is submitted before the one before it is read, so that the device never waits for
+the host; a sequence that turns out to have ended drops the draw that was already on its way. No call blocks the loop
+while another sequence can decode, `rollout.deterministic` excepted. The engine has DeepSpeed's `RolloutEngine` surface
+(`generate`, `sync_weights`, `shutdown`); weights need no sync.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -20,16 +19,14 @@ from typing import Any, Protocol
 from config import UserError
 from decode.interface import LAST_DRAW, Chunk, Decoder, Pending
 from decode.noise import row_key
-from rollout.calls import OpenTurn, call_seed, tool_call
 from rollout.chat.formats import Chat
 from rollout.chat.toolcall import Call, CallError
-from rollout.episode import Episode, TurnEnd
+from rollout.episode import Episode, OpenTurn, TurnEnd, call_seed, tool_call
 from rollout.records import RolloutRecord, SamplingConfig, StopReason, Work
-from rollout.scheduler import Scheduler
-from rollout.scheduler import Sequence as Slot
+from rollout.scheduler import LiveSequence, Scheduler
 from rollout.stats import RolloutStats
 
-# Pages of a row, how many of its tokens were computed, and how many are asked for -> their experts.
+# Pages of a sequence, how many of its tokens were computed, and how many are asked for -> their experts.
 Routes = Callable[[Sequence[int], int, int], bytes]
 
 
@@ -58,10 +55,10 @@ class RolloutRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
-    """A submitted step: who drew in it, and which place of its line each draw will take."""
+class _Submitted:
+    """A step that is under way: the sequences that draw in it, each with the index its new token will have."""
 
-    drawing: list[tuple[Slot, int]]
+    drawing: list[tuple[LiveSequence, int]]
     pending: Pending
 
 
@@ -73,19 +70,17 @@ class RolloutEngine:
     def __init__(
         self, decoder: Decoder, chat: Chat, tool: Tool | None, *, decode_rows: int, page_size: int,
         num_pages: int, prefill_tokens: int, forced_tokens: int = 0, step_rows: int = 0, deterministic: bool = False,
-        resident: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         progress: Callable[[int, int, int, int], None] | None = None, routes: Routes | None = None,
     ):  # fmt: skip
-        """resident: gives a context within which the cache has its memory. progress: called each step with
-        trajectories that this process has done, those of all processes, tokens sampled, turns whose tool runs.
+        """progress: called each step with trajectories that this process has done, those of all processes, tokens
+        sampled, turns whose tool runs.
         routes: `PagedCache.routes_of` of a mixture of experts."""
         self._decoder, self._chat, self._tool = decoder, chat, tool
         self._limits = {
             "decode_rows": decode_rows, "page_size": page_size, "num_pages": num_pages,
             "prefill_tokens": prefill_tokens, "forced_tokens": forced_tokens, "step_rows": step_rows,
         }  # fmt: skip
-        self._deterministic, self._resident, self._progress = deterministic, resident, progress
-        self._routes = routes
+        self._deterministic, self._progress, self._routes = deterministic, progress, routes
         self.stats = RolloutStats()
 
     def generate(self, request: RolloutRequest, sampling: SamplingConfig) -> list[RolloutRecord]:
@@ -96,13 +91,9 @@ class RolloutEngine:
         run = self.run_type(self._chat, self._tool, Scheduler(**self._limits), sampling, request, stats)
         run.routes = self._routes
         captures = self._decoder.captures
-        with self._resident():
-            stats.memory_seconds = time.perf_counter() - started
-            self._run(run, sampling, total)
-            ended = time.perf_counter()
+        self._run(run, sampling, total)
         if self._progress:
             self._progress(total, total, stats.decode_tokens, 0)
-        stats.memory_seconds += time.perf_counter() - ended
         stats.seconds = time.perf_counter() - started
         stats.captures = self._decoder.captures - captures
         stats.preemptions, stats.reused_tokens = run.scheduler.preemptions, run.scheduler.reused_tokens
@@ -111,35 +102,31 @@ class RolloutEngine:
 
     def _run(self, run: RolloutRun, sampling: SamplingConfig, total: int) -> None:
         """Steps until every trajectory that this process has taken is done and none is left."""
-        flying: _Flight | None = None  # a step that is computed and not read
-        stats, clock = self.stats, time.perf_counter
+        flying: _Submitted | None = None  # not read yet
+        stats = self.stats
         while run.take_more() or run.scheduler.num_unfinished:
-            began = clock()
-            run.deliver(wait_for_all=self._deterministic)
-            any_open = bool(run.open_turns)
-            plan = run.scheduler.plan()
-            planned = clock()
-            landed = flying
-            flying = None
-            if plan:
-                pending = self._decoder.submit([c for _, c in plan], sampling.temperature, **sampling.truncation)
-                flying = run.expect(plan, pending)
-                stats.eager_steps += not self._decoder.pipelined
-                stats.row_slots += self._limits["decode_rows"]
-            submitted = clock()
-            stats.submit_seconds += submitted - planned
-            if landed:
-                run.advance(landed)
-            if flying and not self._decoder.pipelined:
-                run.advance(flying)
-                flying = None
-            stats.read_seconds += clock() - submitted
-            if not plan and not landed:
-                run.wait_for_a_tool()
-            if any_open:
-                stats.tools_open_seconds += clock() - began
+            with stats.phase("tools_open_seconds", run.deliver(wait_for_all=self._deterministic)):
+                landed, flying = flying, self._submit(run, sampling)
+                if not landed and not flying:
+                    run.wait_for_a_tool()
+                with stats.phase("read_seconds"):
+                    if landed:
+                        run.advance(landed)
+                    if flying and not self._decoder.pipelined:
+                        run.advance(flying)
+                        flying = None
             if self._progress:
                 self._progress(len(run.records), total, stats.decode_tokens, len(run.open_turns))
+
+    def _submit(self, run: RolloutRun, sampling: SamplingConfig) -> _Submitted | None:
+        """Starts the next step. None where no sequence can decode."""
+        if not (plan := run.scheduler.plan()):
+            return None
+        with self.stats.phase("submit_seconds"):
+            pending = self._decoder.submit([c for _, c in plan], sampling.temperature, **sampling.truncation)
+            self.stats.eager_steps += not self._decoder.pipelined
+            self.stats.row_slots += self._limits["decode_rows"]
+            return run.expect(plan, pending)
 
     def sync_weights(self, step: int) -> None:
         """Nothing to do: the sampled weights are the trained ones."""
@@ -169,13 +156,13 @@ class RolloutRun:
         self.routes: Routes | None = None
 
     def take_more(self) -> bool:
-        """Takes trajectories while rows are free for them, and a group more, whose siblings then share a prompt.
+        """Takes trajectories while lanes are free for them, and a group more, whose siblings then share a prompt.
 
         Ranks that take no more than they can start, and hold no more than their share, leave the rest to those that
         are done sooner. True where any came.
         """
         work, samples, before = self._request.work, self._sampling.n_samples_per_prompt, len(self._episodes)
-        wanted = min(self.scheduler.num_free_rows + samples - self.scheduler.num_waiting, work.share - before)
+        wanted = min(self.scheduler.num_free_lanes + samples - self.scheduler.num_waiting, work.share - before)
         while not self._exhausted and len(self._episodes) - before < wanted:
             order = work.take()
             index, sample_index = divmod(order, samples)
@@ -186,7 +173,7 @@ class RolloutRun:
             episode = self.new_episode(prompt, index, sample_index)
             self._episodes[order] = episode
             key = row_key(self._sampling.seed, step, index, sample_index)
-            self.scheduler.add(Slot(order, index, len(prompt), episode.tokens, key))
+            self.scheduler.add(LiveSequence(order, index, len(prompt), episode.tokens, key))
         return len(self._episodes) > before
 
     def new_episode(self, prompt: Sequence[int], prompt_index: int, sample_index: int) -> Episode:
@@ -195,23 +182,24 @@ class RolloutRun:
             sampling=self._sampling,
         )  # fmt: skip
 
-    def expect(self, plan: list[tuple[Slot, Chunk]], pending: Pending) -> _Flight:
+    def expect(self, plan: list[tuple[LiveSequence, Chunk]], pending: Pending) -> _Submitted:
         """Notes what a submitted step will draw, so that the next one can be planned before it is read."""
-        drawing = []
-        for slot, chunk in plan:
+        drawing, tokens = [], 0
+        for sequence, chunk in plan:
+            tokens += len(chunk.token_ids)
             if chunk.sample:
-                drawing.append((slot, len(slot.tokens)))
-                self._episodes[slot.order].expect(LAST_DRAW)
+                drawing.append((sequence, len(sequence.tokens)))
+                self._episodes[sequence.order].expect(LAST_DRAW)
         self._stats.steps += 1
         self._stats.running_rows += len(plan)
-        self._stats.prefill_tokens += sum(len(c.token_ids) for _, c in plan) - len(drawing)
-        return _Flight(drawing, pending)
+        self._stats.prefill_tokens += tokens - len(drawing)
+        return _Submitted(drawing, pending)
 
-    def advance(self, flight: _Flight) -> None:
+    def advance(self, step: _Submitted) -> None:
         """Reads a step's draws; one of a turn that had ended by then was never asked for, and is dropped."""
-        draws = flight.pending.read()
-        for (slot, place), token, logprob in zip(flight.drawing, draws.tokens, draws.logprobs, strict=True):
-            episode = self._episodes.get(slot.order)
+        draws = step.pending.read()
+        for (sequence, place), token, logprob in zip(step.drawing, draws.tokens, draws.logprobs, strict=True):
+            episode = self._episodes.get(sequence.order)
             if episode is None or episode.known != place or len(episode.tokens) == place:
                 continue
             if not math.isfinite(logprob):
@@ -226,61 +214,64 @@ class RolloutRun:
             episode.stop_drawing()
             if end is TurnEnd.FULL:
                 episode.close_turn(ended=False)
-                self.finish(slot, StopReason.CONTEXT_FULL)
+                self.finish(sequence, StopReason.CONTEXT_FULL)
             else:
-                self.end_turn(slot, episode, ended=end is TurnEnd.ENDED)
+                self.end_turn(sequence, episode, ended=end is TurnEnd.ENDED)
 
-    def end_turn(self, slot: Slot, episode: Episode, ended: bool) -> None:
+    def end_turn(self, sequence: LiveSequence, episode: Episode, ended: bool) -> None:
         items = self._chat.calls(episode.turn_ids).items if self._tool else ()
         if not items:
             episode.close_turn(ended=ended)
-            self.finish(slot, StopReason.ANSWERED if ended else StopReason.TURN_TOKENS)
+            self.finish(sequence, StopReason.ANSWERED if ended else StopReason.TURN_TOKENS)
         elif episode.is_last_turn:
             episode.close_turn(ended=ended)
             readable = any(isinstance(item, Call) for item in items)
-            self.finish(slot, StopReason.TURN_LIMIT if readable else StopReason.BAD_CALL)
+            self.finish(sequence, StopReason.TURN_LIMIT if readable else StopReason.BAD_CALL)
         else:
-            self.scheduler.park(slot)
-            self.open_turns.append(self._submit_calls(slot, episode, ended, items))
+            self.scheduler.park(sequence)
+            self.open_turns.append(self._submit_calls(sequence, episode, ended, items))
 
-    def _submit_calls(self, slot: Slot, episode: Episode, ended: bool, items: Sequence[Call | CallError]) -> OpenTurn:
+    def _submit_calls(
+        self, sequence: LiveSequence, episode: Episode, ended: bool, items: Sequence[Call | CallError]
+    ) -> OpenTurn:
         assert self._tool is not None
         calls: list[tuple[Call | CallError, int]] = []
         futures: list[concurrent.futures.Future[Any] | None] = []
         for number, item in enumerate(items):
-            seed = call_seed(slot.key, episode.turn_index, number)
+            seed = call_seed(sequence.key, episode.turn_index, number)
             calls.append((item, seed))
             futures.append(self._tool.submit(item.arguments["code"], seed=seed) if isinstance(item, Call) else None)
-        return OpenTurn(episode, slot, ended, calls, futures)
+        return OpenTurn(episode, sequence, ended, calls, futures)
 
-    def deliver(self, wait_for_all: bool) -> None:
-        """Picks up turns whose calls are done, in order of submission."""
+    def deliver(self, wait_for_all: bool) -> bool:
+        """Picks up turns whose calls are done, in order of submission. True where others are still open."""
         if wait_for_all and self.open_turns:
             self._stats.tools_open_seconds += self._wait(concurrent.futures.ALL_COMPLETED)
-        ready = [turn for turn in self.open_turns if turn.is_done()]
-        self.open_turns = [turn for turn in self.open_turns if turn not in ready]
-        for turn in ready:
-            self.deliver_turn(turn)
+        if ready := [turn for turn in self.open_turns if turn.is_done()]:
+            self.open_turns = [turn for turn in self.open_turns if turn not in ready]
+            for turn in ready:
+                self.deliver_turn(turn)
+        return bool(self.open_turns)
 
     def deliver_turn(self, turn: OpenTurn) -> None:
         self._stats.tool_seconds += time.perf_counter() - turn.submitted
         calls = tuple(tool_call(item, seed, f) for (item, seed), f in zip(turn.calls, turn.futures, strict=True))
         turn.episode.close_turn(ended=turn.ended, calls=calls)
         if any(call.status == "infra" for call in calls):
-            self.finish(turn.slot, StopReason.TOOL_INFRA)
+            self.finish(turn.sequence, StopReason.TOOL_INFRA)
             return
         suffix = self._chat.reply_ids(turn.episode.turn_ids, [call.text for call in calls])
         if turn.episode.has_room_for(suffix):
             turn.episode.append_suffix(suffix)
-            self.scheduler.resume(turn.slot)
+            self.scheduler.resume(turn.sequence)
         else:
-            self.finish(turn.slot, StopReason.CONTEXT_FULL)
+            self.finish(turn.sequence, StopReason.CONTEXT_FULL)
 
     def wait_for_a_tool(self) -> None:
         self._wait(concurrent.futures.FIRST_COMPLETED)
 
     def _wait(self, until: str) -> float:
-        """Seconds in which no row could decode."""
+        """Seconds in which no sequence could decode."""
         started = time.perf_counter()
         concurrent.futures.wait(self._pending(), return_when=until)
         self._stats.idle_seconds += (seconds := time.perf_counter() - started)
@@ -289,11 +280,11 @@ class RolloutRun:
     def _pending(self) -> list[concurrent.futures.Future[Any]]:
         return [f for turn in self.open_turns for f in turn.futures if f is not None and not f.done()]
 
-    def finish(self, slot: Slot, stop: StopReason) -> None:
-        episode = self._episodes.pop(slot.order)
-        routes = self.routes(slot.pages, slot.computed, len(episode.tokens) - 1) if self.routes else b""
+    def finish(self, sequence: LiveSequence, stop: StopReason) -> None:
+        episode = self._episodes.pop(sequence.order)
+        routes = self.routes(sequence.pages, sequence.computed, len(episode.tokens) - 1) if self.routes else b""
         self.records.append(episode.finish(stop, routes))
-        self.scheduler.finish(slot)
+        self.scheduler.finish(sequence)
 
 
 RolloutEngine.run_type = RolloutRun

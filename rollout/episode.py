@@ -1,14 +1,21 @@
-"""One trajectory while it grows: the token line, its turns, and what ends it. Plain Python, no torch, no scheduling.
+"""One trajectory while it grows: its tokens, its turns and their tool calls, and what ends it. Plain Python, no torch.
 
 Sampled ids are kept verbatim; after a turn only a suffix is appended. `finish` turns the whole into a `RolloutRecord`.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
+import hashlib
+import time
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
+from rollout.chat.toolcall import Call, CallError
 from rollout.records import RolloutRecord, SamplingConfig, StopReason, ToolCall, Turn
+from rollout.scheduler import LiveSequence
 
 
 class TurnEnd(Enum):
@@ -42,7 +49,7 @@ class Episode:
         self._sampling = sampling
 
     def expect(self, placeholder: int) -> None:
-        """A draw is on its way; the line is planned on as if it stood there."""
+        """A draw is on its way; the next step is planned as if it were there."""
         self.tokens.append(placeholder)
 
     def draw(self, token: int, logprob: float, stop_ids: Collection[int]) -> TurnEnd:
@@ -77,7 +84,7 @@ class Episode:
         return len(self._turns)
 
     def stop_drawing(self) -> None:
-        """The turn is over: what was expected after its last token is never part of the line."""
+        """The turn is over: what was expected after its last token is never part of the trajectory."""
         del self.tokens[self.known :]
 
     def close_turn(self, *, ended: bool, calls: tuple[ToolCall, ...] = ()) -> None:
@@ -109,3 +116,33 @@ class Episode:
             stop=stop,
             routes=routes,
         )
+
+
+@dataclass(slots=True, eq=False)
+class OpenTurn:
+    """A turn whose calls are running. `calls` keeps the order in which the model wrote them."""
+
+    episode: Episode
+    sequence: LiveSequence
+    ended: bool
+    calls: list[tuple[Call | CallError, int]]  # with the seed of each
+    futures: list[concurrent.futures.Future[Any] | None]  # None for a call that cannot be read
+    submitted: float = field(default_factory=time.perf_counter)
+
+    def is_done(self) -> bool:
+        return all(future is None or future.done() for future in self.futures)
+
+
+def call_seed(key: tuple[int, int], turn: int, call: int) -> int:
+    """The seed of numpy and random in a tool call: a function of the trajectory, so that a replay sees the same."""
+    digest = hashlib.blake2b(f"{key[0]} {key[1]} {turn} {call}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
+
+
+def tool_call(item: Call | CallError, seed: int, future: concurrent.futures.Future[Any] | None) -> ToolCall:
+    if isinstance(item, CallError) or future is None:
+        return ToolCall(name="", code="", status="bad_call", text=str(item), seed=seed, wall_s=0.0)
+    result, code = future.result(), item.arguments["code"]
+    return ToolCall(
+        name=item.name, code=code, status=result.status, text=result.text, seed=seed, wall_s=result.wall_s
+    )  # fmt: skip

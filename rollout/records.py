@@ -12,7 +12,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from config import Config
 
 
 class StopReason(StrEnum):
@@ -40,7 +43,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One assistant turn: tokens [start, end) of the line were sampled; its calls answer after `end`."""
+    """One assistant turn: tokens [start, end) of the trajectory were sampled; its calls answer after `end`."""
 
     start: int
     end: int
@@ -61,9 +64,20 @@ class SamplingConfig:
     top_k: int = 0  # draw from the k likeliest tokens; 0: from all (as training must)
     top_p: float = 1.0  # draw from the fewest tokens that hold this probability; 1: from all (as training must)
 
+    @classmethod
+    def of(cls, config: Config, **changes: Any) -> SamplingConfig:
+        """How training samples under a run's settings, but for `changes`."""
+        rollout = config.rollout
+        training = {
+            "max_new_tokens": rollout.max_new_tokens, "temperature": rollout.temperature,
+            "n_samples_per_prompt": rollout.samples_per_prompt, "max_turns": rollout.max_turns,
+            "context_length": rollout.context_length, "seed": config.train.seed,
+        }  # fmt: skip
+        return cls(**(training | changes))
+
     @property
     def truncation(self) -> dict[str, Any]:
-        """What a decoder must be told beside the temperature: nothing where the whole softmax is drawn from."""
+        """What a decoder needs beside the temperature: nothing where the whole softmax is drawn from."""
         return {"top_k": self.top_k, "top_p": self.top_p} if self.top_k or self.top_p < 1 else {}
 
 
@@ -78,7 +92,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRecord:
-    """One trajectory as one flat token line of length T: prompt, sampled turns and tool results in order.
+    """One trajectory as one flat sequence of T tokens: prompt, sampled turns and tool results in order.
 
     P = prompt, A = sampled (the end-of-turn token included), O = appended after the turn (tool result, next header):
 

@@ -1,7 +1,7 @@
 """Decides, step by step, whose tokens the model computes. Integers only: it returns a plan and touches no tensor.
 
-A sequence waits, runs (it has a decode row and gets one chunk a step), is parked while its tool runs (its pages stay,
-its row goes to another) and finishes. Older sequences come first everywhere, and an older one may take the pages of a
+A sequence waits, runs (it has a lane and gets one chunk a step), is parked while its tool runs (its pages stay, its
+lane goes to another) and finishes. Older sequences come first everywhere, and an older one may take the pages of a
 younger one, which then computes its tokens again later: so the oldest always moves on and nobody starves.
 The full pages of a group's prompt are computed once, by the first sibling, and shared by reference count. A shared
 page is never written, so none needs a copy: what a prompt has beyond its full pages, at most one page of tokens, each
@@ -18,7 +18,7 @@ from rollout.pages import PageAllocator
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class LiveSequence:
     """What the scheduler knows of one trajectory. `tokens` is the episode's own list and grows from outside."""
 
     order: int  # submission order: smaller is older
@@ -28,7 +28,7 @@ class Sequence:
     key: tuple[int, int]
     computed: int = 0  # leading tokens whose keys lie in `pages`
     pages: list[int] = field(default_factory=list)
-    row: int | None = None
+    lane: int | None = None
     admitted: bool = False  # has ever run
     shared: int = 0  # of `computed`, what a sibling computed, until the sequence runs on it
     returned: bool = False  # its tool has answered and it has not run since
@@ -41,17 +41,17 @@ class Scheduler:
     ):  # fmt: skip
         """num_pages counts the scratch page (`PageAllocator`).
 
-        forced_tokens: a sequence with so few new tokens is fed beside the rows that sample, so many tokens a step as
-        step_rows has room for after one for every running sequence, but at least one; 0: never.
+        decode_rows: lanes. forced_tokens: a sequence with at most this many new tokens is computed beside the others'
+        draws; it uses the lanes left in `step_rows` once each running sequence has one, and always its own; 0: never.
         prefill_tokens: most tokens of longer chunks in one step.
         """
         self._allocator = PageAllocator(num_pages)
         self._page_size, self._prefill_tokens = page_size, prefill_tokens
         self._forced_tokens, self._step_rows = forced_tokens, step_rows
-        self._rows = list(range(decode_rows - 1, -1, -1))
-        self._waiting: list[Sequence] = []  # by order
-        self._running: list[Sequence] = []  # by order
-        self._parked: list[Sequence] = []
+        self._lanes = list(range(decode_rows - 1, -1, -1))
+        self._waiting: list[LiveSequence] = []  # by order
+        self._running: list[LiveSequence] = []  # by order
+        self._parked: list[LiveSequence] = []
         self._prompts: dict[int, list[int]] = {}  # group -> full prompt pages, held by a reference of its own
         self._not_started: dict[int, int] = {}  # group -> siblings that have never run
         self.preemptions = 0
@@ -63,8 +63,8 @@ class Scheduler:
         return len(self._waiting)
 
     @property
-    def num_free_rows(self) -> int:
-        return len(self._rows)
+    def num_free_lanes(self) -> int:
+        return len(self._lanes)
 
     @property
     def num_unfinished(self) -> int:
@@ -74,31 +74,31 @@ class Scheduler:
     def num_free_pages(self) -> int:
         return self._allocator.num_free
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: LiveSequence) -> None:
         self._not_started[sequence.group] = self._not_started.get(sequence.group, 0) + 1
         bisect.insort(self._waiting, sequence, key=_order)
 
-    def park(self, sequence: Sequence) -> None:
-        """Gives the decode row away; the pages stay."""
+    def park(self, sequence: LiveSequence) -> None:
+        """Gives the lane away; the pages stay."""
         self._leave(sequence)
         self._parked.append(sequence)
 
-    def resume(self, sequence: Sequence) -> None:
+    def resume(self, sequence: LiveSequence) -> None:
         self._parked.remove(sequence)
         sequence.returned = True
         bisect.insort(self._waiting, sequence, key=_order)
 
-    def finish(self, sequence: Sequence) -> None:
+    def finish(self, sequence: LiveSequence) -> None:
         self._leave(sequence)
         self._release(sequence)
 
-    def plan(self) -> list[tuple[Sequence, Chunk]]:
+    def plan(self) -> list[tuple[LiveSequence, Chunk]]:
         """The chunks of this step, at most one a sequence. The caller computes all of them before the next plan."""
         self._admit()
         planned = []
         budget, spare = self._prefill_tokens, max(self._step_rows - len(self._running), 0)
         for sequence in list(self._running):
-            if sequence.row is None:  # an older one has just taken its pages
+            if sequence.lane is None:  # an older one has just taken its pages
                 continue
             length = len(sequence.tokens) - sequence.computed
             if length <= self._forced_tokens:
@@ -112,20 +112,20 @@ class Scheduler:
             if self._grow(sequence, sequence.computed + length):
                 planned.append((sequence, self._chunk(sequence, length)))
             else:
-                self._wait(sequence)  # older ones hold the pages; one of them may need this row to let go
+                self._wait(sequence)  # older ones hold the pages; one of them may need this lane to let go
         # What is planned keeps its pages: only older ones take, and they came first.
         self._remember_prompts(planned)
         return planned
 
-    def _chunk(self, sequence: Sequence, length: int) -> Chunk:
-        assert sequence.row is not None
+    def _chunk(self, sequence: LiveSequence, length: int) -> Chunk:
+        assert sequence.lane is not None
         start, end = sequence.computed, sequence.computed + length
         self.reused_tokens += sequence.shared
         if sequence.returned:
             self.kept_tokens += start - sequence.shared
         sequence.computed, sequence.shared, sequence.returned = end, 0, False
         return Chunk(
-            row=sequence.row,
+            lane=sequence.lane,
             token_ids=sequence.tokens[start:end],
             start=start,
             pages=sequence.pages,
@@ -134,15 +134,17 @@ class Scheduler:
         )
 
     def _admit(self) -> None:
-        """Gives free rows to the oldest that wait. One whose sibling is computing their prompt lets others pass."""
+        """Gives free lanes to the oldest that wait. One whose sibling is computing their prompt lets others pass."""
+        if not self._waiting or not self._lanes:
+            return
         computing = {s.group for s in self._running if s.computed < self._shareable(s)}
         for sequence in list(self._waiting):
-            if not self._rows:
+            if not self._lanes:
                 return
             if not sequence.pages and sequence.group in computing and sequence.group not in self._prompts:
                 continue
             self._share_prompt(sequence)
-            # A page for each running row is kept back, or the newcomer would be preempted at once.
+            # A page for each running sequence is kept back, or the newcomer would be preempted at once.
             needed = self._pages_for(len(sequence.tokens)) - len(sequence.pages)
             if self._running and self._allocator.num_free < needed + len(self._running):
                 self._drop_prompts()
@@ -152,9 +154,9 @@ class Scheduler:
             if sequence.computed < self._shareable(sequence):
                 computing.add(sequence.group)
 
-    def _start(self, sequence: Sequence) -> None:
+    def _start(self, sequence: LiveSequence) -> None:
         self._waiting.remove(sequence)
-        sequence.row = self._rows.pop()
+        sequence.lane = self._lanes.pop()
         bisect.insort(self._running, sequence, key=_order)
         if not sequence.admitted:
             sequence.admitted = True
@@ -162,18 +164,18 @@ class Scheduler:
             if sequence.group in self._prompts and self._not_started[sequence.group] == 0:
                 self._allocator.release(self._prompts.pop(sequence.group))
 
-    def _shareable(self, sequence: Sequence) -> int:
+    def _shareable(self, sequence: LiveSequence) -> int:
         """Prompt tokens in full pages, the last token excepted: each sibling computes that one for its first draw."""
         return (sequence.prompt_length - 1) // self._page_size * self._page_size
 
-    def _share_prompt(self, sequence: Sequence) -> None:
+    def _share_prompt(self, sequence: LiveSequence) -> None:
         shared = self._prompts.get(sequence.group)
         if shared and not sequence.pages:
             self._allocator.share(shared)
             sequence.pages = list(shared)
             sequence.computed = sequence.shared = len(shared) * self._page_size
 
-    def _remember_prompts(self, planned: list[tuple[Sequence, Chunk]]) -> None:
+    def _remember_prompts(self, planned: list[tuple[LiveSequence, Chunk]]) -> None:
         """Keeps the prompt pages that this step completes, for siblings that have not started."""
         for sequence, _ in planned:
             if sequence.group in self._prompts or not self._not_started.get(sequence.group):
@@ -188,7 +190,7 @@ class Scheduler:
             self._allocator.release(pages)
         self._prompts.clear()
 
-    def _grow(self, sequence: Sequence, length: int) -> bool:
+    def _grow(self, sequence: LiveSequence, length: int) -> bool:
         """Makes the pages hold `length` tokens, at the cost of younger sequences. False: wait a step."""
         needed = self._pages_for(length) - len(sequence.pages)
         if needed <= 0:
@@ -205,37 +207,37 @@ class Scheduler:
         sequence.pages = sequence.pages + self._allocator.take(needed)
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: LiveSequence) -> None:
         """Takes the pages; the tokens are computed again when the sequence next runs."""
         self.preemptions += sequence.computed > sequence.shared  # else it only waits beside its siblings' prompt
         self._release(sequence)
-        if sequence.row is not None:
+        if sequence.lane is not None:
             self._wait(sequence)
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: LiveSequence) -> None:
         """Out of the list it is in. A draw read one step late may end a sequence that has just been preempted."""
         for others in (self._running, self._parked, self._waiting):
             if sequence in others:
                 others.remove(sequence)
-        self._free_row(sequence)
+        self._free_lane(sequence)
 
-    def _wait(self, sequence: Sequence) -> None:
+    def _wait(self, sequence: LiveSequence) -> None:
         self._running.remove(sequence)
-        self._free_row(sequence)
+        self._free_lane(sequence)
         bisect.insort(self._waiting, sequence, key=_order)
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: LiveSequence) -> None:
         self._allocator.release(sequence.pages)
         sequence.pages, sequence.computed, sequence.shared = [], 0, 0
 
-    def _free_row(self, sequence: Sequence) -> None:
-        if sequence.row is not None:
-            self._rows.append(sequence.row)
-            sequence.row = None
+    def _free_lane(self, sequence: LiveSequence) -> None:
+        if sequence.lane is not None:
+            self._lanes.append(sequence.lane)
+            sequence.lane = None
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self._page_size)
 
 
-def _order(sequence: Sequence) -> int:
+def _order(sequence: LiveSequence) -> int:
     return sequence.order

@@ -1,6 +1,8 @@
-"""Steps whose loss or gradient was not finite: their batches are kept for study, and too many in a row end the run.
+"""Steps that may not be trained on: loss or gradient not finite, or too many trajectories spoilt by the sandbox.
 
-The weights are untouched by such a step (policy.py); the step counter, and with it schedule and data, moves on.
+A step that is not finite leaves the weights alone (policy.py); its batches are kept for study, the step counter, and
+with it schedule and data, moves on, and too many such steps in a row end the run. A sandbox that fails often ends it
+at once, since its trajectories are dropped and training on the rest would be noise.
 """
 
 from __future__ import annotations
@@ -14,8 +16,15 @@ from typing import Any
 import torch
 
 from config import UserError
+from rollout.records import RolloutRecord, StopReason
 from run.files import write_whole
 from update.update import Batches, UpdateStats
+
+MAX_SPOILT = 0.01  # share of a step's trajectories
+
+
+class InfraError(UserError, RuntimeError):
+    """The sandbox failed too often."""
 
 
 class NotFiniteError(UserError, RuntimeError):
@@ -56,3 +65,13 @@ def _entry(index: int, batches: Batches, stats: UpdateStats) -> dict[str, Any]:
     one = stats.updates[index]
     fields = [{f.name: getattr(b, f.name) for f in dataclasses.fields(b)} for b in batches]
     return {"update": index, "loss": one.loss, "grad_norm": one.grad_norm, "micro_batches": fields}
+
+
+def check_sandbox(records: Sequence[RolloutRecord]) -> None:
+    """Raises InfraError where the sandbox spoilt too many of a step's trajectories."""
+    spoilt = sum(r.stop is StopReason.TOOL_INFRA for r in records)
+    if spoilt > MAX_SPOILT * len(records):
+        raise InfraError(
+            f"the sandbox failed in {spoilt} of {len(records)} trajectories of one step, more than "
+            f"{MAX_SPOILT:.0%}; see the tool's report at the start of the run"
+        )

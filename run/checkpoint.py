@@ -2,14 +2,14 @@
 
 A checkpoint is a folder `checkpoints/step_N`: the Hugging Face copy (config, weights, tokenizer, chat template), the
 engine's state and the random state of every rank under `engine/`, checksums, and `state.json`, written last. It is
-written beside its place (`step_N.partial`) and renamed when every rank is done; `latest` names it only afterwards.
+written under another name (`step_N.partial`) and renamed when every rank is done; `latest` names it only afterwards.
 
-Every file is on the disk, not only in the system's memory, before the rename that makes it count: a machine that loses
-power keeps whole checkpoints too.
+Every file is on the disk, not only in the system's memory, before the rename that makes it count: whole checkpoints
+survive a loss of power.
 
 `begin` hands the writing to a thread and returns; weights and optimizer state do not change until the next update, so
-nothing is copied for it, and `finish` must be called before that update. The thread makes no collective call: ranks
-meet in `begin` and `finish` alone, so a rank that cannot write is heard by all.
+nothing is copied for it; call `finish` before that update. The thread makes no collective call: ranks meet in `begin`
+and `finish` alone, so a rank that cannot write stops all.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from config import UserError
-from run.checksums import checksum
 
 CHECKSUMS = "checksums_rank_{}.json"
 
 
 class CheckpointError(UserError, RuntimeError):
-    """A checkpoint that cannot be written or resumed from; one line with the folder or file and the mend."""
+    """A checkpoint that cannot be written or resumed from; one line with the folder or file and the fix."""
 
 
 class SavablePolicy(Protocol):
-    """The part of `policy.Policy` that a checkpoint uses. `save` and `save_pretrained` run at once, in two threads;
+    """The part of `policy.Policy` that a checkpoint uses. `save` and `save_pretrained` run in two threads at once;
     `save` returns the checksums that it knows of its files, by their names below `folder`."""
 
     world_size: int
@@ -68,7 +67,7 @@ class CheckpointStore:
         self._step = 0
         self._state: dict[str, Any] = {}
         self._failure: str | None = None
-        self.seconds = 0.0  # that the newest was being written, beside whatever else ran
+        self.seconds = 0.0  # that writing the newest took, in the background
 
     def begin(self, step: int, state: dict[str, Any]) -> None:
         """Starts to write the state after `step` steps. Collective. state: JSON for `state.json`."""
@@ -83,9 +82,9 @@ class CheckpointStore:
         self._thread.start()
 
     def finish(self) -> Path | None:
-        """Waits for the writing and puts the checkpoint in its place. Collective. None where nothing was begun.
+        """Waits for the writer and renames the checkpoint into place. Collective. None where nothing was begun.
 
-        Raises CheckpointError on every rank where one failed; what was complete before stays.
+        Raises CheckpointError on every rank where one failed; earlier complete ones stay.
         """
         if self._thread is None:
             return None
@@ -102,7 +101,7 @@ class CheckpointStore:
         return self._folder / f"step_{self._step}.partial"
 
     def _make_partial(self) -> None:
-        for left in self._folder.glob("step_*.partial"):  # of a save that was killed, perhaps of another step
+        for left in self._folder.glob("step_*.partial"):  # left by a save that was killed, perhaps of another step
             shutil.rmtree(left, ignore_errors=True)
         self._partial.mkdir(parents=True)
 
@@ -112,8 +111,8 @@ class CheckpointStore:
         self.seconds = time.perf_counter() - started
 
     def _write_files(self) -> None:
-        with ThreadPoolExecutor(1) as beside:  # a file system takes several files faster than one
-            copy = beside.submit(self._write_copy)
+        with ThreadPoolExecutor(1) as pool:  # a file system writes several files faster than one
+            copy = pool.submit(self._write_copy)
             sums = dict(self._policy.save(self._partial)) | copy.result()
         names = _files_of(self._partial, self._rank)
         for path in [self._partial / name for name in names]:
@@ -123,7 +122,7 @@ class CheckpointStore:
         _write_synced(self._partial / CHECKSUMS.format(self._rank), json.dumps(sums, indent=1) + "\n")
 
     def _write_copy(self) -> dict[str, str]:
-        """The Hugging Face copy, by rank 0; checksums of its weights; others may be the engine's, half written."""
+        """The Hugging Face copy, by rank 0; checksums of its weights. Other files may be the engine's, unfinished."""
         if self._rank:
             return {}
         self._policy.save_pretrained(self._partial)
@@ -145,7 +144,7 @@ class CheckpointStore:
         _sync(self._folder)
         for old in _removable(self._folder, self._keep):
             failure = _attempt(partial(shutil.rmtree, old))
-            if failure:  # somebody looks into it, say; the new one stands, and a run does not end for an old one
+            if failure:  # open in another program, say; the new one is complete, and an old one does not end a run
                 print(f"{old} could not be removed ({failure})", flush=True)
 
     def _raise_any(self) -> None:
@@ -156,13 +155,13 @@ class CheckpointStore:
             again = "go on with --resume" if last else "start anew in another folder"
             raise CheckpointError(
                 f"{self._folder / f'step_{self._step}'} could not be written ({failures[0]}); {kept}. "
-                f"Free space or mend the disk, then {again}"
+                f"Free space or fix the disk, then {again}"
             )
 
 
 def newest(run_dir: Path) -> Path | None:
-    """`find_latest`, for who goes on from it: raises CheckpointError where a newer one is there that cannot be read,
-    since its steps would be taken again and their files replaced."""
+    """`find_latest`, for resuming: raises CheckpointError where a newer one cannot be read, since its steps would be
+    taken again and their files replaced."""
     latest = find_latest(run_dir)
     unread = [path for path in (run_dir / "checkpoints").glob("step_*") if _step(path) >= 0 and path.is_dir()]
     unread = [path for path in unread if not latest or _step(path) > _step(latest)]
@@ -179,7 +178,7 @@ def find_latest(run_dir: Path) -> Path | None:
 def load(folder: Path, policy: SavablePolicy, rank: int, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
     """Restores the policy and returns the state that `begin` was given. Collective.
 
-    On another number of ranks the weights are taken over and the optimizer starts anew: its shards belong to ranks.
+    On another number of ranks the weights carry over and the optimizer starts anew: its shards belong to ranks.
     Raises CheckpointError on every rank where a file of any rank is missing, truncated or altered.
     """
     state = json.loads((folder / "state.json").read_text())
@@ -203,8 +202,8 @@ def load(folder: Path, policy: SavablePolicy, rank: int, gather: Callable[[Any],
 
 
 def require_whole(folder: Path) -> None:
-    """Raises as `load` does, for who reads the Hugging Face copy alone: without the engine's state, several times its
-    size. A folder with neither state nor checksums is no run's checkpoint, and passes."""
+    """Raises as `load` does, for reading the Hugging Face copy alone: skips the engine's state, which is larger.
+    A folder with neither state nor checksums is no run's checkpoint, and passes."""
     path = folder / "state.json"
     if not path.exists() and not any(folder.glob(CHECKSUMS.format("*"))):
         return
@@ -222,14 +221,20 @@ def _damage(folder: Path, name: str) -> CheckpointError:
     )
 
 
+def checksum(path: Path) -> str:
+    from run import tensorfiles  # imports torch, which a refused start does without
+
+    return tensorfiles.checksum(path)
+
+
 def _fits(state: dict[str, Any], folder: Path) -> bool:
-    """Whether a state is that of its folder: it is written last, so no checksum can be written after it."""
+    """Whether a state belongs to its folder. It is written last, so no checksum covers it."""
     shards = len(list(folder.glob(CHECKSUMS.format("*"))))
     return state.get("step") == _step(folder) and state.get("world_size", 0) >= max(shards, 1)
 
 
 def _attempt(action: Callable[[], None]) -> str | None:
-    """What went wrong, as one line. Every kind: libraries answer a full disk each with an error of their own."""
+    """What went wrong, as one line. Every kind of error: each library reports a full disk by its own."""
     try:
         action()
     except Exception as error:
@@ -238,7 +243,7 @@ def _attempt(action: Callable[[], None]) -> str | None:
 
 
 def _files_of(folder: Path, rank: int) -> list[str]:
-    """Files that `rank` wrote, relative to the checkpoint: its own shards; rank 0 all that carries no rank."""
+    """Files that `rank` wrote, relative to the checkpoint: its own shards, and for rank 0 all files of no rank."""
     names = [p.relative_to(folder).as_posix() for p in sorted(folder.rglob("*")) if p.is_file()]
     names = [name for name in names if not name.startswith("checksums_rank_") and name != "state.json"]
     own = (f"zero_pp_rank_{rank}_mp", f"random_rank_{rank}.")
@@ -282,8 +287,8 @@ def _reads(path: Path) -> bool:
 
 
 def _removable(folder: Path, keep: int) -> Sequence[Path]:
-    """What is older than the newest `keep` complete checkpoints: the others but the one with the best evaluation, and
-    those of which only a part is left, as a removal leaves one that was killed."""
+    """Checkpoints older than the newest `keep` complete ones, except the one with the best evaluation; and what a
+    killed removal left of older ones."""
     if keep == 0:
         return []
     complete = sorted(_complete(folder), key=_step)

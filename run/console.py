@@ -1,6 +1,6 @@
-"""What a run shows while it runs: a live table on a terminal with `rich`, one plain line a step anywhere else.
+"""What a run shows while it runs: a live table on a terminal with `rich`, one plain line per step elsewhere.
 
-Left out: other ranks. Progress inside a rollout counts the trajectories of the rank that owns the terminal.
+Left out: other ranks. Progress inside a rollout counts the trajectories of the rank with the terminal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Files beside checkpoints that a run or a look at one leaves: complete or absent, and a full disk is one line.
+"""How a run writes files other than checkpoints: complete or absent, and a full disk is one line of error.
 
-What was written is on the disk when a call returns, and outlives a loss of power. Whatever the system refuses (no
-space, read-only, no folder) becomes a `WriteError` that names the file and the mend; a file that makes no sense, a
+Content is on the disk when a call returns, and survives a loss of power. Whatever the system refuses (no space,
+read-only, no folder) becomes a `WriteError` that names the file and the fix; a file that cannot be read back, a
 `DamageError`. A run folder has one writer at a time (`sole_writer`). Standard library only.
 """
 
@@ -27,20 +27,20 @@ OUT = "free space, or name another file with --out"
 
 
 class WriteError(UserError, RuntimeError):
-    """A file that cannot be written; one line with the file and the mend."""
+    """A file that cannot be written; one line with the file and the fix."""
 
 
 @contextlib.contextmanager
-def writing(path: Path | str, mend: str = RESUME) -> Iterator[None]:
-    """Turns the system's refusal of what happens inside into a WriteError."""
+def writing(path: Path | str, fix: str = RESUME) -> Iterator[None]:
+    """Turns an OSError inside the block into a WriteError."""
     try:
         yield
     except OSError as error:
-        raise WriteError(f"{path}: cannot be written ({error.strerror or error}); {mend}") from error
+        raise WriteError(f"{path}: cannot be written ({error.strerror or error}); {fix}") from error
 
 
 class DamageError(UserError, ValueError):
-    """A file of a run that cannot be read for what it should be; one line with the file and the mend."""
+    """A file of a run that cannot be read for what it should be; one line with the file and the fix."""
 
 
 class InUseError(UserError, RuntimeError):
@@ -49,10 +49,10 @@ class InUseError(UserError, RuntimeError):
 
 @contextlib.contextmanager
 def sole_writer(run_dir: Path) -> Iterator[None]:
-    """Holds `run_dir/lock`, which the system lets go of however this process ends. Raises InUseError.
+    """Holds `run_dir/lock`, which the system releases however this process ends. Raises InUseError.
 
-    The run's other processes do not hold it: rank 0 does for all. Makes the folder. Where the file system keeps no
-    locks (Lustre without its flock option, say) that is said, and nothing is held.
+    The run's other processes do not hold it: rank 0 does for all. Makes the folder. Where the file system has no
+    locks (Lustre without its flock option, say) it prints that and holds nothing.
     """
     path = run_dir / "lock"
     with contextlib.ExitStack() as stack:
@@ -77,10 +77,10 @@ def sole_writer(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def write_whole(path: Path, content: str | bytes, mend: str = RESUME) -> None:
-    """Beside its place and renamed, so that the file is complete or what it was before. Makes its folder."""
+def write_whole(path: Path, content: str | bytes, fix: str = RESUME) -> None:
+    """Writes under another name and renames, so that the file is complete or what it was. Makes its folder."""
     partial = path.with_name(path.name + ".partial")
-    with writing(path, mend):
+    with writing(path, fix):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with partial.open("wb", buffering=0) as file:
@@ -93,24 +93,24 @@ def write_whole(path: Path, content: str | bytes, mend: str = RESUME) -> None:
             raise
 
 
-def require_writable(path: Path, mend: str = RESUME) -> None:
-    """Refuses now what `write_whole` would refuse, but for a disk that fills up meanwhile."""
-    with writing(path, mend):
+def require_writable(path: Path, fix: str = RESUME) -> None:
+    """Raises now what `write_whole` would raise later, except for a disk that fills up meanwhile."""
+    with writing(path, fix):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         try_place(path.parent)
 
 
 def try_place(folder: Path) -> None:
-    """Raises the OSError that a new file would meet in `folder`, or in the nearest above it where that is not there.
-    Leaves nothing. Rights alone do not tell: a file system may be read-only."""
+    """Raises the OSError that a new file would meet in `folder`, or in the nearest existing parent. Leaves
+    nothing. Permissions alone do not tell: a file system may be read-only."""
     above = folder.absolute()
     with tempfile.TemporaryFile(dir=next(place for place in (above, *above.parents) if place.exists())):
         pass
 
 
 def append_line(path: Path, line: str) -> None:
-    """The whole line or nothing of it."""
+    """Appends the whole line or nothing."""
     with writing(path), path.open("ab", buffering=0) as file:
         size = file.tell()
         try:
@@ -124,29 +124,29 @@ def append_line(path: Path, line: str) -> None:
 
 def _write(file: io.FileIO, content: bytes) -> None:
     rest = memoryview(content)
-    while rest:  # a disk that fills up takes a part first
+    while rest:  # a disk that fills up accepts a part first
         rest = rest[file.write(rest) :]
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Without a last line that a crash cut short."""
+    """The file's lines, without a last one that a crash cut short."""
     return path.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0].splitlines()
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each of `whole_lines` with the object that it holds. Raises DamageError at one that holds none."""
+    """Each of `whole_lines` with its JSON object. Raises DamageError at a line without one."""
     for number, line in enumerate(whole_lines(path), start=1):
         try:
             row = json.loads(line)
         except ValueError:
             row = None
         if not isinstance(row, dict):
-            raise DamageError(f"{path}: line {number} is damaged ({line[:20]!r}); remove it or put it right")
+            raise DamageError(f"{path}: line {number} is damaged ({line[:20]!r}); remove or repair it")
         yield line, row
 
 
 def say(text: str) -> None:
-    """Prints a line for people. Raises WriteError where standard output takes no more (a log on a full disk)."""
+    """Prints a line for people. Raises WriteError where standard output is full (a log on a full disk)."""
     try:
         with writing("standard output"):
             print(text, flush=True)

@@ -1,6 +1,6 @@
-"""What ranks tell each other outside DeepSpeed: gathered objects and the work they share.
+"""Communication between ranks outside DeepSpeed: gathered objects and shared work.
 
-They run in a gloo group of their own, since they carry Python objects. One rank needs neither.
+It uses a gloo group of its own, since it carries Python objects. One rank needs neither group nor store.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Ranks:
         return items
 
     def attempt(self, write: Callable[..., None], *values: Any) -> None:
-        """Calls `write(*values)`. What it meets on the disk is kept for `raise_any`, and nothing more is tried."""
+        """Calls `write(*values)`. A failure to write is kept for `raise_any`; later calls do nothing."""
         if self._failure is None:
             try:
                 write(*values)
@@ -47,13 +47,13 @@ class Ranks:
                 self._failure = str(error)
 
     def raise_any(self) -> None:
-        """Raises a WriteError on every rank for what any one met: such a disk ends all together. Collective."""
+        """Raises a WriteError on every rank for what any rank met, so that all end together. Collective."""
         failures = [failure for failure in self.gather(self._failure) if failure]
         if failures:
             raise WriteError(failures[0])
 
     def deal(self, name: str, end: int, first: int = 0) -> Work:
-        """The trajectories `first` to `end`, each given to one rank. A name is used for one dealing only."""
+        """The trajectories `first` to `end`, each given to one rank. Use a name once."""
         count = itertools.count(1).__next__ if self.world_size == 1 else lambda: self._store.add(name, 1)
         return Work(lambda: first + count() - 1, share=-(-(end - first) // self.world_size))
 

@@ -1,9 +1,9 @@
-"""Requests from outside that a run obeys between two steps: SIGTERM or Ctrl-C to save and end, SIGUSR1 to save.
+"""Signals that a run obeys between two steps: SIGTERM or Ctrl-C to save and end, SIGUSR1 to save.
 
-A signal reaches one process; `Interruption.agreed` makes all ranks act on it after the same step. One that comes while
-the model is still being built is obeyed too: an end before the first step (`Interruption.ends`), a save after it. A
-second SIGTERM or Ctrl-C ends the process at once; under a launcher not within `FORWARDED_S`, since batch systems and
-terminals signal every process, and the launcher among them signals its ranks once more. Standard library only.
+A signal reaches one process; `Interruption.agreed` makes all ranks act on it after the same step. A signal during the
+building of the model counts too: an end before the first step (`Interruption.ends`), a save after it. A second SIGTERM
+or Ctrl-C ends the process at once. Under a launcher one within `FORWARDED_S` of the first is ignored: batch systems
+and terminals signal every process, and the launcher forwards the signal to its ranks once more. Standard library only.
 """
 
 from __future__ import annotations

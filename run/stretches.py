@@ -1,4 +1,4 @@
-"""Which settings trained which step: `config.json` holds those of now, `settings.jsonl` those of every stretch.
+"""Which settings trained which step: `config.json` holds the current ones, `settings.jsonl` those of every stretch.
 
 A run may be resumed with other settings, so what looks back at a step (audit, replay, curves) must take those it was
 trained with. A line of `settings.jsonl` is `{"first_step": 1, "config": {...}}`; a stretch ends where the next begins.
@@ -28,9 +28,9 @@ class Stretch:
 
 
 def stretches(run_dir: Path) -> list[Stretch]:
-    """In order, together every step; a run from before there was a history has one. Raises ConfigError, DamageError.
+    """In order, covering every step; a run without `settings.jsonl` has one. Raises ConfigError, DamageError.
 
-    A run from before a setting has it at its default.
+    A setting that is newer than the run stands at its default.
     """
     path = run_dir / "settings.jsonl"
     if not path.exists():
@@ -51,10 +51,10 @@ def settings_of(run_dir: Path, step: int) -> dict[str, Any]:
 
 
 def begin_stretch(run_dir: Path, first_step: int, resolved: str) -> None:
-    """Notes that steps from `first_step` on are trained with `resolved` (JSON), in place of any noted for them."""
+    """Records `resolved` (JSON) as the settings of steps from `first_step` on, in place of what was recorded."""
     kept = [stretch for stretch in stretches(run_dir) if stretch.steps.start < first_step] if first_step > 1 else []
     config = json.loads(resolved)
-    if not kept or kept[-1].config != config:
+    if not kept or differences(kept[-1].config, config):
         kept.append(Stretch(range(first_step, LAST), config))
     lines = [json.dumps({"first_step": stretch.steps.start, "config": stretch.config}) for stretch in kept]
     write_whole(run_dir / "settings.jsonl", "".join(line + "\n" for line in lines))

@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from config import ConfigError
+from config import ConfigError, LogConfig
 from run.files import write_whole, writing
-from settings.watch import LogConfig
 
 Numbers = dict[str, float]
 
@@ -121,7 +120,7 @@ class WeightsAndBiases:
         self._run.log(numbers(row))
 
     def rewind(self, step: int) -> None:
-        """Repeated steps stand twice in W&B, with equal values."""
+        """Repeated steps appear twice in W&B, with equal values."""
 
     def close(self) -> None:
         self._run.finish()
@@ -140,7 +139,7 @@ class Trackio:
         self._run.log(values, step=row["step"])
 
     def rewind(self, step: int) -> None:
-        """Repeated steps stand twice in trackio, with equal values."""
+        """Repeated steps appear twice in trackio, with equal values."""
 
     def close(self) -> None:
         self._run.finish()

@@ -1,6 +1,6 @@
 """Trajectories on disk: one zstd-compressed Parquet file a step, `trajectories/step_N.parquet`.
 
-Invariants: a file is complete or absent; its rows stand in (prompt, sample) order; it holds enough to recompute
+Invariants: a file is complete or absent; its rows are in (prompt, sample) order; it holds enough to recompute
 rewards, advantages and losses (`main.py audit`) and to sample a trajectory again (`main.py replay`). This file is the
 only one that knows the format. `code` and `text` of a call are stored as bytes (UTF-8, lone surrogates passed
 through), since a model can write a string that is not valid Unicode and the run must keep exactly what was run.
@@ -38,11 +38,11 @@ SCHEMA = pa.schema([
     ("reward", pa.float64()), ("reason", pa.string()), ("advantage", pa.float64()),
 ])  # fmt: skip
 
-NONE: Mapping[tuple[int, ...], Sequence[float]] = MappingProxyType({})
+NONE: Mapping[tuple[int, int], Sequence[float]] = MappingProxyType({})
 
 
 class TrajectoryError(UserError, LookupError):
-    """Trajectories that are not there; one line with the run, the step and the mend."""
+    """Trajectories that are not there; one line with the run, the step and the fix."""
 
 
 def step_path(run_dir: Path, step: int) -> Path:
@@ -83,12 +83,12 @@ def _damage(path: Path, reason: str) -> DamageError:
 
 def write_step(
     run_dir: Path, step: int, records: Sequence[RolloutRecord], scored: Iterable[Scored], answers: Sequence[str],
-    entropies: Mapping[tuple[int, ...], Sequence[float]] = NONE,
+    entropies: Mapping[tuple[int, int], Sequence[float]] = NONE,
 ) -> None:  # fmt: skip
     """Every record of the step, with null scores where the sandbox spoilt it.
 
     answers: the reference of each prompt of the step, by prompt_index
-    entropies: token ids of a trained trajectory without its last -> nats of each of its sampled tokens
+    entropies: (prompt_index, sample_index) of a trained trajectory -> nats of each of its sampled tokens
     """
     scores = {(s.record.prompt_index, s.record.sample_index): s for s in scored}
     found = [scores.get((r.prompt_index, r.sample_index)) for r in records]
@@ -99,7 +99,7 @@ def write_step(
         _lists([r.token_ids for r in records], "i", pa.int32()),
         _lists([r.sampled for r in records], "b", pa.int8()).cast(pa.list_(pa.bool_())),
         _lists([r.logprobs for r in records], "f", pa.float32()),
-        _lists([entropies.get(r.token_ids[:-1], ()) for r in records], "f", pa.float32()),
+        _lists([entropies.get((r.prompt_index, r.sample_index), ()) for r in records], "f", pa.float32()),
         pa.array([[_turn(turn) for turn in r.turns] for r in records], pa.list_(_TURN)),
         pa.array([str(r.stop) for r in records], pa.string()),
         pa.array([answers[r.prompt_index].encode("utf-8", "backslashreplace") for r in records]).cast(pa.string()),

@@ -1,7 +1,7 @@
-"""Writes what a run leaves behind: one metrics line and one trajectory file a step, and tells console and trackers.
+"""Writes a run's outputs: one metrics line and one trajectory file per step, passed on to console and trackers.
 
-Invariants: each step stands once, also after a resume (`rewind` removes what a lost tail of the run had written); of
-the trajectories at most `log.keep_trajectories` stay, the newest whole steps, and always the newest step.
+Invariants: each step is there once, also after a resume (`rewind` removes the outputs of later steps); of the
+trajectories at most `log.keep_trajectories` stay, the newest whole steps, and always the newest step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from run.trackers import Tracker, open_trackers
 
 
 class RunWriter:
-    """Rank 0's hand in the run folder."""
+    """Writes into the run folder, on rank 0."""
 
     def __init__(
         self, run_dir: Path, keep_trajectories: int | None, console: Console, trackers: Sequence[Tracker] = ()
@@ -62,7 +62,7 @@ class RunWriter:
 
     def trajectories(
         self, step: int, records: Sequence[RolloutRecord], scored: Sequence[Scored], answers: Sequence[str],
-        entropies: Mapping[tuple[int, ...], Sequence[float]] = trajectories.NONE,
+        entropies: Mapping[tuple[int, int], Sequence[float]] = trajectories.NONE,
     ) -> None:  # fmt: skip
         """See `run.trajectories.write_step`; then drops the oldest steps beyond the bound."""
         trajectories.write_step(self._run_dir, step, records, scored, answers, entropies)

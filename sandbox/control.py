@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import struct
 
-ORDER = struct.Struct("<cI")  # order, slot
+ORDER = struct.Struct("<cI")  # order, the child's number
 FORK, KILL = b"F", b"K"
-DEATH = struct.Struct("<IidQ")  # slot, wait status, CPU seconds, peak resident bytes
+DEATH = struct.Struct("<IidQ")  # the child's number, wait status, CPU seconds, peak resident bytes
 PROGRAM = struct.Struct("<IQdBB")  # code bytes, seed, time limit in seconds, show last value, filter imports
 OUTCOME = struct.Struct("<cBid64s")  # letter, value shown, exit code, CPU seconds, error type (UTF-8, zero padded)
 READY = b"R"

@@ -54,7 +54,7 @@ def convert(file: Path, out: Path, dtype: str) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from modeling.attention import check_supported
+    from modeling.families import check_supported
 
     try:
         check_supported(AutoConfig.from_pretrained(file.parent, gguf_file=file.name))

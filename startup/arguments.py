@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 
+from config import VERSION
+
 
 def train_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="main.py",
         description="Trains a tool-using language model with multi-turn GRPO, sampling from the weights it trains.",
         epilog="Start with: main.py --config configs/tiny_cpu.json (a minute on a laptop, no download). "
-        "Subcommands, each with --help: check, evaluate, audit, report, compare, replay.",
+        "Subcommands, each with --help: check, evaluate, audit, report, compare, replay, settings.",
     )
+    parser.add_argument("--version", action="version", version=f"agentic-grpo {VERSION}")
     _add_config(parser)
     parser.add_argument("--run-dir", metavar="DIR", help="where the run is written; default: runs/<config name>")
     parser.add_argument("--resume", action="store_true", help="continue the run in DIR from its newest checkpoint")
@@ -22,8 +25,8 @@ def train_parser() -> argparse.ArgumentParser:
 def check_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="main.py check",
-        description="Builds a run and asks whether it works as it will be used: prompt, mask, stop tokens, grading, "
-        "tool, memory, time, log-probabilities. Nothing is trained or written. Exit status 1 where a line fails.",
+        description="Builds a run and checks it: prompt, mask, stop tokens, grading, tool, memory, time, "
+        "log-probabilities. Nothing is trained or written. Exit status 1 where a line fails.",
     )
     _add_config(parser)
     return parser
@@ -57,11 +60,6 @@ def audit_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("run", metavar="RUN", help="the run's folder")
     parser.add_argument("--no-tools", action="store_true", help="do not run the tool calls again")
-    parser.add_argument(
-        "--math-verify",
-        action="store_true",
-        help="instead list the grades that the math-verify package disagrees with",
-    )
     return parser
 
 
@@ -108,9 +106,18 @@ def replay_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def settings_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="main.py settings",
+        description="Prints every setting on one line: name, default, what it does and the values it takes.",
+    )
+    parser.add_argument("section", nargs="?", metavar="SECTION", help="of this section alone, e.g. rollout")
+    return parser
+
+
 def _count(word: str) -> int:
     if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"{word!r} is no whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1")
     return int(word)
 
 

@@ -1,4 +1,4 @@
-"""Constructs what a run or a look at one needs: the tool, the policy, caches, decoders and engines.
+"""Constructs what a run or a look at one needs: the tool, the policy, its teacher, caches, decoders and engines.
 
 Called by main.py, and by benchmarks for the decoder that a run would get. Heavy libraries are imported where they are
 used, so that a refused setting is refused fast.
@@ -6,110 +6,221 @@ used, so that a refused setting is refused fast.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from config import Config, ConfigError
-from run.files import say
+from startup import inputs
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from audit.replay import Resampler
+    from data import TrainingData
+    from decode.cache import PagedCache
+    from decode.interface import Decoder
+    from modeling.packed_model import PredictingStates
+    from policy import Policy
+    from rollout.chat.formats import Chat
+    from rollout.engine import RolloutEngine, Tool
+    from rollout.records import RolloutRecord, Sample, SamplingConfig, Work
+    from startup.forecast import Memory
+    from tools import PythonTool
+    from update.teacher import Teacher
+
+    Progress = Callable[[int, int, int, int], None]  # see `rollout.engine.RolloutEngine`
+    Weights = Callable[[], AbstractContextManager[Tensor]]  # see `update.teacher.Teacher`
 
 
-def start_tool(config: Config, rank: int) -> Any:
-    """The Python tool, started before CUDA is touched: it forks, and nothing of the GPU may be inherited."""
-    if not config.tool.enabled:
-        return None
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a run is made of, on one rank."""
+
+    config: Config  # with train.max_tokens_per_micro_batch as a number on a GPU
+    shape: PretrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    chat: Chat
+    data: TrainingData
+    eval_data: TrainingData | None
+    tool: PythonTool | None
+    policy: Policy
+    teacher: Teacher | None
+    engine: RolloutEngine
+    sample: Sample  # the engine's `generate` as the trainer calls it
+    memory: Memory  # the forecast
+    rank: int
+    world_size: int
+
+
+@contextlib.contextmanager
+def built(config: Config, progress: Progress | None = None) -> Iterator[Parts]:
+    """Builds a run's parts, each refused as early as it can be, and closes the tool when the block ends."""
+    world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    inputs.check_batch(config, world_size)
+    tokenizer = inputs.load_tokenizer(config)
+    chat = inputs.load_chat(config, tokenizer)
+    teacher_shape = inputs.check_teacher(config, tokenizer)
+    data = inputs.load_data(config, chat, config.data.path)
+    eval_data = inputs.load_data(config, chat, config.eval.path, once=True) if config.eval.path else None
+    shape = inputs.check_model(config)
+    data = inputs.add_teacher_prompts(config, chat, data, teacher_shape or shape)
+    with started_tool(config) as tool:
+        device = device_of(config)
+        policy, teacher = build_policy(config, device)
+        cache = build_cache(config, shape, policy.model, device)
+        decoder = build_decoder(config, policy.model, cache, device)
+        engine = build_engine(config, decoder, cache, chat, tool, progress)
+        config, memory = plan_memory(config, shape, policy, cache.kv.nbytes, teacher)
+        yield Parts(
+            config, shape, tokenizer, chat, data, eval_data, tool, policy, teacher, engine, sample_with(engine),
+            memory, rank, world_size,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def started_tool(config: Config, wanted: bool = True) -> Iterator[PythonTool | None]:
+    """The Python tool; None where tool.enabled or `wanted` is off.
+
+    Start it before CUDA is touched: it forks, and its children must inherit nothing of the GPU.
+    """
+    if not (config.tool.enabled and wanted):
+        yield None
+        return
     from tools import PythonTool
 
     tool = PythonTool(config.tool)
-    if rank == 0:
-        say(tool.report)
-    return tool
+    try:
+        inputs.tell(tool.report)
+        yield tool
+    finally:
+        tool.close()
 
 
-def device_of(config: Config) -> Any:
+def device_of(config: Config) -> torch.device:
+    """This rank's GPU, or the CPU; applies train.num_threads."""
     import torch
 
     if config.train.num_threads:
         torch.set_num_threads(config.train.num_threads)
     if not torch.cuda.is_available():
-        if config.model.dtype == "bfloat16" and os.environ.get("RANK", "0") == "0":  # who means a CPU sets float32
-            say("note: no GPU was found, so the CPU is used; model.dtype=bfloat16 is meant for a GPU and slow here")
+        if config.model.dtype == "bfloat16":  # float32 means the CPU is intended
+            inputs.tell("note: no GPU was found, so the CPU is used; model.dtype=bfloat16 is for a GPU and slow here")
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device
 
 
-def build_policy(
-    config: Config, shape: Any, device: Any, chat: Any, tool: Any, progress: Any
-) -> tuple[Any, Any, Any, int]:  # fmt: skip
-    """The policy inside DeepSpeed, its teacher or None, the rollout engine over its live weights, and the bytes of the
-    engine's cache."""
-    from policy import Policy, init_distributed, register_rollout_engine
-    from rollout.engine import RolloutEngine
+def build_policy(config: Config, device: torch.device) -> tuple[Policy, Teacher | None]:
+    """The policy inside DeepSpeed and its teacher. Call it before the cache, which takes a share of what is left."""
+    from policy import Policy, init_distributed
 
-    register_rollout_engine(RolloutEngine)
     init_distributed(device)
     policy = Policy(config, device)
-    teacher = build_teacher(config, policy, device)  # before the cache, which takes a share of what is left free
-    cache = build_cache(config, shape, policy.model, device)
-    decoder = build_decoder(config, policy.model, cache, device)
-    return policy, teacher, build_engine(config, decoder, cache, chat, tool, progress), cache.kv.nbytes
+    return policy, build_teacher(config, policy, device)
 
 
-def build_teacher(config: Config, policy: Any, device: Any) -> Any:
-    """The `update.teacher.Teacher` that loss.distill_weight asks for, or None."""
+# The teacher of on-policy distillation: one builder for each teacher.source, giving what computes its hidden states
+# and what brings its weights to the device for a pass.
+
+
+def build_teacher(config: Config, policy: Policy, device: torch.device) -> Teacher | None:
+    """The teacher that loss.distill_weight asks for, or None."""
     if config.loss.distill_weight == 0:
         return None
-    import torch
-
-    from modeling import lora
     from modeling.divergence import Measure
-    from modeling.families import can_fuse
-    from modeling.packed_model import PredictingStates
-    from policy import build_model
-    from update import teacher_weights as places
-    from update.teacher import TEACHER_MEAN, Teacher
+    from update.teacher import Teacher
 
-    told, host, implementation = config.teacher, torch.device("cpu"), config.model.attn_implementation
-    temperature = config.rollout.temperature if told.temperature is None else told.temperature
-    measure = Measure(told.divergence, told.beta, temperature, told.top_k)
-    live: Any = policy.model
-    vocabulary = len(live.get_output_embeddings().weight)
-    present: Any = None
-    if told.source == "live":
-        present = places.Live(live)
-    elif told.source == "base" and config.lora.rank:
-        present = places.Resident(live, lambda: lora.without_adapters(live))
-    if present:
-        return Teacher(PredictingStates(live, implementation), present, measure, device, vocabulary)
-    home = device if told.placement == "gpu" else host
-    source = "teacher.path" if told.source == "model" else "model.path"
-    seed = config.train.seed + (told.source == "model")  # random weights of its own
-    # Not fused with ZeRO-3, which gathers a module's weights where it is called: those kernels read norms without.
-    whole = told.placement != "zero3"
+    settings = config.teacher
+    builders = {"live": _live_teacher, "base": _base_teacher, "model": _own_teacher, "ema": _mean_teacher}
+    module, weights = builders[settings.source](config, policy, device)
+    temperature = config.rollout.temperature if settings.temperature is None else settings.temperature
+    measure = Measure(settings.divergence, settings.beta, temperature, settings.top_k)
+    return Teacher(module, weights, measure, device, len(policy.model.get_output_embeddings().weight))
+
+
+def _live_teacher(config: Config, policy: Policy, device: torch.device) -> tuple[PredictingStates, Weights]:
+    from modeling.packed_model import PredictingStates
+    from update.teacher import Live
+
+    return PredictingStates(policy.model, config.model.attn_implementation), Live(policy.model)
+
+
+def _base_teacher(config: Config, policy: Policy, device: torch.device) -> tuple[PredictingStates, Weights]:
+    """With LoRA the policy without its adapters, else a copy of the weights before training."""
+    if not config.lora.rank:
+        return _own_teacher(config, policy, device)
+    from modeling import lora
+    from modeling.packed_model import PredictingStates
+    from update.teacher import Resident
+
+    module = PredictingStates(policy.model, config.model.attn_implementation)
+    return module, Resident(policy.model, lambda: lora.without_adapters(policy.model))
+
+
+def _own_teacher(config: Config, policy: Policy, device: torch.device) -> tuple[PredictingStates, Weights]:
+    """Frozen weights of its own, waiting where teacher.placement says."""
+    from modeling.packed_model import PredictingStates
+    from update.teacher import Parked, Resident, Sharded
+
+    model = _frozen_model(config, device)
+    module = PredictingStates(model, config.model.attn_implementation)
+    if config.teacher.placement == "zero3":
+        return module, Sharded(module, model)
+    return module, Resident(model) if config.teacher.placement == "gpu" else Parked(model, device)
+
+
+def _mean_teacher(config: Config, policy: Policy, device: torch.device) -> tuple[PredictingStates, Weights]:
+    """The running mean of the policy's weights, which checkpoints hold."""
+    from modeling.packed_model import PredictingStates
+    from update.teacher import TEACHER_MEAN, RunningMean
+
+    model = _frozen_model(config, device)
+    mean = RunningMean(model, policy.model, config.teacher.ema_decay, device, _home(config, device))
+    policy.saved_beside[TEACHER_MEAN] = mean
+    return PredictingStates(model, config.model.attn_implementation), mean
+
+
+def _frozen_model(config: Config, device: torch.device) -> PreTrainedModel:
+    """A teacher's weights where they wait between passes."""
+    from modeling.families import can_fuse
+    from modeling.loading import build_model
+    from update.teacher import frozen
+
+    home, own = _home(config, device), config.teacher.source == "model"
+    # Not fused under ZeRO-3, which gathers a module's weights where it is called: the kernels read norms elsewhere.
+    whole = config.teacher.placement != "zero3"
     born = device if config.model.random_weights and whole else home  # the same draws wherever they will wait
-    model: Any = build_model(config.teacher_model, seed, born, name=source)
-    model = places.frozen(model.to(home))
+    seed = config.train.seed + own  # random weights that differ from the policy's
+    model = build_model(config.teacher_model, seed, born, name="teacher.path" if own else "model.path")
+    frozen(model.to(home))  # type: ignore[arg-type]  # the stub of `to` is a descriptor
     if born != device and whole and can_fuse(model.config, device):
         from modeling.train_layers import fuse
 
         fuse(model)
-    module = PredictingStates(model, implementation)
-    if told.source == "ema":
-        present = places.RunningMean(model, live, told.ema_decay, device, home)
-        policy.saved_beside[TEACHER_MEAN] = present
-    elif told.placement == "zero3":
-        present = places.Sharded(module, model)
-    else:
-        present = places.Resident(model) if told.placement == "gpu" else places.Parked(model, device)
-    return Teacher(module, present, measure, device, vocabulary)
+    return model
 
 
-def plan_memory(config: Config, shape: Any, policy: Any, kv_cache: int, teacher: Any = None) -> tuple[Config, Any]:
+def _home(config: Config, device: torch.device) -> torch.device:
+    import torch
+
+    return device if config.teacher.placement == "gpu" else torch.device("cpu")
+
+
+def plan_memory(
+    config: Config, shape: PretrainedConfig, policy: Policy, kv_cache: int, teacher: Teacher | None = None
+) -> tuple[Config, Memory]:
     """The config with train.max_tokens_per_micro_batch as a number, and the forecast. Collective.
 
-    kv_cache: bytes of the cache, which stands already, as do the captured graphs
+    kv_cache: bytes of the cache, which is allocated already, as are the captured graphs
     """
     from startup.forecast import forecast, micro_batch_tokens, teacher_memory
 
@@ -121,7 +232,7 @@ def plan_memory(config: Config, shape: Any, policy: Any, kv_cache: int, teacher:
         count = held if config.teacher.source == "ema" else sum(theirs)  # a mean's tensors are empty between passes
         on_gpu = policy.device.type == "cuda"
         taught = teacher_memory(config, teacher.model.config, count, policy.world_size, on_gpu)
-    room = policy.update_room(kv_cache if config.rollout.release_kv else 0)
+    room = policy.update_room()
     if config.train.max_tokens_per_micro_batch == "auto" and room is not None:
         tokens = micro_batch_tokens(config, shape, room, taught, 4 * trained // policy.world_size)
         config = dataclasses.replace(
@@ -130,15 +241,17 @@ def plan_memory(config: Config, shape: Any, policy: Any, kv_cache: int, teacher:
     return config, forecast(config, shape, held, kv_cache, policy.world_size, room, trained, taught)
 
 
-def build_cache(config: Config, shape: Any, model: Any, device: Any) -> Any:
+def build_cache(config: Config, shape: PretrainedConfig, model: PreTrainedModel, device: torch.device) -> PagedCache:
     from decode.cache import PagedCache, num_pages
 
     pages = num_pages(config.rollout, shape, model.dtype, device)
-    releasable = config.rollout.release_kv and device.type == "cuda"
-    return PagedCache(shape, pages, config.rollout.page_size, model.dtype, device, releasable=releasable)
+    return PagedCache(shape, pages, config.rollout.page_size, model.dtype, device)
 
 
-def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any, progress: Any = None) -> Any:
+def build_engine(
+    config: Config, decoder: Decoder, cache: PagedCache, chat: Chat, tool: Tool | None,
+    progress: Progress | None = None,
+) -> RolloutEngine:  # fmt: skip
     from rollout.engine import RolloutEngine
 
     return RolloutEngine(
@@ -153,13 +266,15 @@ def build_engine(config: Config, decoder: Any, cache: Any, chat: Any, tool: Any,
         forced_tokens=config.rollout.forced_tokens if decoder.pipelined else 0,
         step_rows=decoder.step_rows,
         deterministic=config.rollout.deterministic,
-        resident=cache.resident,
         progress=progress,
         routes=None if cache.routes is None else cache.routes_of,
     )
 
 
-def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any, adapters: Any) -> dict[str, Any]:
+def build_samplers(
+    configs: Mapping[str, Config], shape: PretrainedConfig, device: torch.device, chats: Mapping[str, Chat],
+    tool: PythonTool | None, adapters: Path | None,
+) -> dict[str, Sample]:  # fmt: skip
     """For each treatment of the tool an engine over one frozen model; no optimizer, no DeepSpeed engine.
 
     adapters: folder of LoRA adapters on it, or None
@@ -173,12 +288,14 @@ def build_samplers(configs: Any, shape: Any, device: Any, chats: Any, tool: Any,
     model = build_model(config.model, config.train.seed, device, adapters).eval()
     cache = build_cache(config, shape, model, device)
     decoder = build_decoder(config, model, cache, device, graphs=not is_truncated(config))
-    tools = {"on": tool, "off": None, "broken": BrokenTool()}
+    tools: dict[str, Tool | None] = {"on": tool, "off": None, "broken": BrokenTool()}
     engines = {name: build_engine(configs[name], decoder, cache, chat, tools[name]) for name, chat in chats.items()}
     return {name: sample_with(engine) for name, engine in engines.items()}
 
 
-def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: bool = True) -> Any:
+def build_decoder(
+    config: Config, model: PreTrainedModel, cache: PagedCache, device: torch.device, graphs: bool = True
+) -> Decoder:
     """Captured graphs on CUDA, unless `graphs` or rollout.cuda_graphs is off; eager decoding elsewhere.
 
     Where the device refuses to capture, eager decoding too, with a warning (decode/fallback.py).
@@ -219,21 +336,24 @@ def build_decoder(config: Config, model: Any, cache: Any, device: Any, graphs: b
         raise ConfigError("rollout.cuda_graphs", True, f"{error}; set it to false to decode eagerly") from error
 
 
-def sample_with(engine: Any) -> Any:
+def sample_with(engine: RolloutEngine) -> Sample:
     """The engine as the plain function that the trainer takes."""
     from rollout.engine import RolloutRequest
 
-    def sample(prompts: Any, step: int, work: Any, sampling: Any) -> Any:
+    def sample(prompts: Sequence[list[int]], step: int, work: Work, sampling: SamplingConfig) -> list[RolloutRecord]:
         return engine.generate(RolloutRequest(prompts, step, work), sampling)
 
     return sample
 
 
-def build_again(config: Config, shape: Any, model: Any, chat: Any, tool: Any, sampling: Any) -> Any:
+def build_again(
+    config: Config, shape: PretrainedConfig, model: PreTrainedModel, chat: Chat, tool: PythonTool | None
+) -> Resampler:
     """What replays trajectories of a run over one model."""
-    from audit.again import Again
+    from audit.replay import Resampler
     from modeling.attention import SOFTMAX
+    from rollout.records import SamplingConfig
 
     cache = build_cache(config, shape, model, model.device)
     engine = build_engine(config, build_decoder(config, model, cache, model.device), cache, chat, tool)
-    return Again(engine, model, SOFTMAX[config.model.attn_implementation], sampling)
+    return Resampler(engine, model, SOFTMAX[config.model.attn_implementation], SamplingConfig.of(config))

@@ -1,7 +1,10 @@
 """`main.py check`, and the start of every run: does what was built work as it will be used?
 
-One line for each question; it passes, notes something to look at, or fails and says the mend. The check looks at the
-very parts that the run will use and leaves them as they were: nothing is trained, and no step shares its noise.
+One finding for each question: ok, a note of something to look at, or a failure with its fix. The check uses the parts
+of the run and leaves them as they were: nothing is trained, and no step shares its noise.
+
+Left out: measured memory and measured step times. Memory is the forecast beside what the system says is free; time is
+scaled from the probe.
 """
 
 from __future__ import annotations
@@ -12,16 +15,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 
 from config import UserError
-from data import ResponseTokenBatch
 from reward import grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason, Work
-from startup import budget
-from startup.parts import Parts
+from startup.building import Parts
+from startup.forecast import GIGABYTE, Memory
+from update.batch import ResponseTokenBatch
+
+if TYPE_CHECKING:
+    from rollout.engine import Tool
 
 GOLD_ROWS = 100
 SHOWN_TOKENS = 16  # of a prompt's end
@@ -31,6 +38,7 @@ SEED_OFFSET = 1 << 33  # neither training nor evaluation draws here
 MAX_MISMATCH = {"float32": 1e-4, "bfloat16": 0.02}
 MAX_RATIO_ERROR = 1e-3
 TOOL_PROGRAM, TOOL_OUTPUT = "print(6 * 7)", "42"
+LONGEST_IN_SECONDS, LONGEST_IN_MINUTES = 120, 7200  # seconds
 
 
 class CheckError(UserError, RuntimeError):
@@ -38,7 +46,7 @@ class CheckError(UserError, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Finding:
     name: str
     state: Literal["ok", "note", "FAIL"]
     text: str
@@ -47,8 +55,8 @@ class Line:
         return f"{self.state:4}  {self.name:9} {self.text}"
 
 
-def check(parts: Parts) -> list[Line]:
-    """Every line, also after a failure; but nothing is sampled with ids that the model does not have."""
+def check(parts: Parts) -> list[Finding]:
+    """Every finding, also after a failure. Nothing is sampled where the tokenizer has ids that the model lacks."""
     given = [
         _check_prompt(parts),
         _check_lengths(parts),
@@ -69,38 +77,37 @@ def check(parts: Parts) -> list[Line]:
         _check_rollout(parts, records, rollout_seconds),
         mismatch,
         *_check_teacher(parts, records),
-        Line("memory", *budget.memory(parts.memory, parts.config.micro_batch_tokens, parts.policy.device)),
-        Line("time", "ok", budget.time(parts, records, rollout_seconds, forward_seconds)),
-        Line("mask", "ok", masked(records[0], parts.tokenizer.decode)),
+        check_memory(parts.memory, parts.config.micro_batch_tokens, parts.policy.device),
+        _check_time(parts, records, rollout_seconds, forward_seconds),
+        Finding("mask", "ok", masked(records[0], parts.tokenizer.decode)),
     ]
 
 
-def require_pass(lines: Sequence[Line]) -> None:
-    """Raises CheckError naming every failed line."""
-    failed = [f"{line.name}: {line.text}" for line in lines if line.state == "FAIL"]
+def require_pass(findings: Sequence[Finding]) -> None:
+    """Raises CheckError naming every failure."""
+    failed = [f"{found.name}: {found.text}" for found in findings if found.state == "FAIL"]
     if failed:
         raise CheckError(f"check failed: {'; '.join(failed)} (train.check=false starts anyway)")
 
 
-def masked(record: RolloutRecord, decode: Callable[..., str]) -> str:
-    """The trajectory's text, what the policy drew and is trained on between double brackets."""
+def masked(record: RolloutRecord, decode: Callable[..., object]) -> str:
+    """The trajectory's text, sampled (and trained) spans between double brackets."""
     text, place = "", 0
     for turn in record.turns:
-        text += decode(record.token_ids[place : turn.start], skip_special_tokens=False)
+        text += f"{decode(record.token_ids[place : turn.start], skip_special_tokens=False)}"
         text += f"⟦{decode(record.token_ids[turn.start : turn.end], skip_special_tokens=False)}⟧"
         place = turn.end
-    return text + decode(record.token_ids[place:], skip_special_tokens=False)
+    return f"{text}{decode(record.token_ids[place:], skip_special_tokens=False)}"
 
 
 def _probe(parts: Parts) -> list[RolloutRecord]:
-    rollout = parts.config.rollout
-    sampling = SamplingConfig(
-        max_new_tokens=min(rollout.max_new_tokens, PROBE_TOKENS),
-        temperature=rollout.temperature,
+    config = parts.config
+    sampling = SamplingConfig.of(
+        config,
+        max_new_tokens=min(config.rollout.max_new_tokens, PROBE_TOKENS),
         n_samples_per_prompt=PROBE_SAMPLES,
-        max_turns=min(rollout.max_turns, PROBE_TURNS),
-        context_length=rollout.context_length,
-        seed=parts.config.train.seed + SEED_OFFSET,
+        max_turns=min(config.rollout.max_turns, PROBE_TURNS),
+        seed=config.train.seed + SEED_OFFSET,
     )
     prompts = parts.data.prompts[:PROBE_PROMPTS]
     parts.policy.eval()
@@ -112,7 +119,7 @@ def _packed(records: Sequence[RolloutRecord]) -> ResponseTokenBatch:
 
 
 @torch.no_grad()
-def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Line, float]:
+def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Finding, float]:
     """The training forward of what was sampled, twice; with the seconds of the second."""
     batch = _packed(records).to(parts.policy.device)
     out = parts.policy.token_logprobs(batch)
@@ -125,42 +132,44 @@ def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Line, flo
     mean, largest = difference.mean().item(), difference.max().item()
     text = f"off 1 by {ratio_error:.1g}; |sampling - training log-prob| mean {mean:.2g}, largest {largest:.2g}"
     if not ratio_error <= MAX_RATIO_ERROR:  # NaN fails too
-        return Line("ratio", "FAIL", f"{text}: the forward does not repeat itself; remove dropout or noise"), seconds
+        return Finding(
+            "ratio", "FAIL", f"{text}: the forward does not repeat itself; remove dropout or noise"
+        ), seconds
     if not mean <= MAX_MISMATCH[parts.config.model.dtype]:
-        mend = "what is sampled is not what is trained; set model.attn_implementation=eager and report it"
+        fix = "what is sampled is not what is trained; set model.attn_implementation=eager and report it"
         if out.flips is not None and out.flips.any() and not parts.config.model.router_replay:
             share = out.flips.mean().item()
-            mend = f"{share:.1%} of the choices of experts differ between the two; set model.router_replay=true"
-        return Line("ratio", "FAIL", f"{text}: {mend}"), seconds
-    return Line("ratio", "ok", text), seconds
+            fix = f"{share:.1%} of the choices of experts differ between the two; set model.router_replay=true"
+        return Finding("ratio", "FAIL", f"{text}: {fix}"), seconds
+    return Finding("ratio", "ok", text), seconds
 
 
-def _check_teacher(parts: Parts, records: Sequence[RolloutRecord]) -> list[Line]:
+def _check_teacher(parts: Parts, records: Sequence[RolloutRecord]) -> list[Finding]:
     """One pass over the probe; not where other ranks hold a part of the teacher (ZeRO-3)."""
     if parts.teacher is None and parts.config.teacher.path:
-        return [Line("teacher", "note", "teacher.path is not used, since loss.distill_weight is 0")]
+        return [Finding("teacher", "note", "teacher.path is not used, since loss.distill_weight is 0")]
     if parts.teacher is None or (parts.config.teacher.placement == "zero3" and parts.world_size > 1):
         return []
     started = time.perf_counter()
     gap = parts.teacher.gap(_packed(records), parts.data.teacher_prompts[:PROBE_PROMPTS])
     text = f"KL(policy || teacher) about {gap:.3g} nats a token; a pass took {time.perf_counter() - started:.2f} s"
-    return [Line("teacher", "ok" if math.isfinite(gap) else "FAIL", text)]
+    return [Finding("teacher", "ok" if math.isfinite(gap) else "FAIL", text)]
 
 
-def _check_prompt(parts: Parts) -> Line:
+def _check_prompt(parts: Parts) -> Finding:
     ids = parts.data.prompts[0]
     text = parts.tokenizer.decode(ids, skip_special_tokens=False)
     tail = parts.tokenizer.decode(ids[-SHOWN_TOKENS:], skip_special_tokens=False)  # never a part of a control token
     shown = f"{len(ids)} tokens, ending in {tail!r}"
     if "boxed" not in text:
-        mend = (
+        fix = (
             "it does not ask for \\boxed{}, which alone is graded; ask in data.system_prompt if the model has to know"
         )
-        return Line("prompt", "note", f"{shown}: {mend}")
-    return Line("prompt", "ok", shown)
+        return Finding("prompt", "note", f"{shown}: {fix}")
+    return Finding("prompt", "ok", shown)
 
 
-def _check_lengths(parts: Parts) -> Line:
+def _check_lengths(parts: Parts) -> Finding:
     lengths = sorted(map(len, parts.data.prompts))
     limit, turn = parts.config.rollout.context_length, parts.config.rollout.max_new_tokens
     high = lengths[min(len(lengths) - 1, int(0.95 * len(lengths)))]
@@ -170,26 +179,26 @@ def _check_lengths(parts: Parts) -> Line:
     )
     tight = sum(length + turn > limit for length in lengths)
     if tight:
-        return Line("lengths", "note", f"{text}; {tight} leave less than one turn (rollout.max_new_tokens={turn})")
-    return Line("lengths", "ok", text)
+        return Finding("lengths", "note", f"{text}; {tight} leave less than one turn (rollout.max_new_tokens={turn})")
+    return Finding("lengths", "ok", text)
 
 
-def _check_held_out(parts: Parts) -> Line:
+def _check_held_out(parts: Parts) -> Finding:
     if parts.eval_data is None:
         text = "no evaluation (eval.path is empty)"
         if parts.config.eval.every or parts.config.eval.at_start:
-            return Line("held out", "note", f"{text}, although eval.every or eval.at_start asks for one")
-        return Line("held out", "ok", text)
+            return Finding("held out", "note", f"{text}, although eval.every or eval.at_start asks for one")
+        return Finding("held out", "ok", text)
     trained = {problem.prompt for problem in parts.data.problems}
     count = len(parts.eval_data.problems)
     seen = sum(problem.prompt in trained for problem in parts.eval_data.problems)
     if seen:
-        return Line("held out", "note", f"{seen} of {count} evaluation prompts also stand in data.path")
-    return Line("held out", "ok", f"none of {count} evaluation prompts stands in data.path")
+        return Finding("held out", "note", f"{seen} of {count} evaluation prompts are also in data.path")
+    return Finding("held out", "ok", f"none of {count} evaluation prompts is in data.path")
 
 
-def _check_template(parts: Parts, records: Sequence[RolloutRecord]) -> Line:
-    """The probe of the template has passed where the chat exists; here real turns must stand verbatim in the line."""
+def _check_template(parts: Parts, records: Sequence[RolloutRecord]) -> Finding:
+    """The chat's own probe of the template has passed; here sampled turns must be in the token ids verbatim."""
     suffixes = 0
     for record in records:
         rebuilt = list(parts.data.prompts[record.prompt_index])
@@ -200,59 +209,111 @@ def _check_template(parts: Parts, records: Sequence[RolloutRecord]) -> Line:
                 rebuilt += parts.chat.reply_ids(drawn, [call.text for call in turn.calls])
                 suffixes += 1
         if tuple(rebuilt) != record.token_ids:
-            return Line("template", "FAIL", "a trajectory is not prompt, sampled ids and derived suffixes; report it")
-    return Line(
+            return Finding(
+                "template", "FAIL", "a trajectory is not prompt, sampled ids and derived suffixes; report it"
+            )
+    return Finding(
         "template", "ok", f"keeps its prefix; {suffixes} tool results appended as derived, sampled ids verbatim"
     )
 
 
-def _check_stop_ids(parts: Parts) -> Line:
+def _check_stop_ids(parts: Parts) -> Finding:
     stops = sorted(parts.chat.stop_ids)
     names = ", ".join(f"{parts.tokenizer.convert_ids_to_tokens(i)} {i}" for i in stops)
     rows = _embedding_rows(parts)
     if len(parts.tokenizer) > rows:
-        mend = "name the model's own tokenizer in model.tokenizer_path"
-        return Line("stop ids", "FAIL", f"the tokenizer has {len(parts.tokenizer)} ids, the model {rows} rows: {mend}")
+        fix = "name the model's own tokenizer in model.tokenizer_path"
+        return Finding(
+            "stop ids", "FAIL", f"the tokenizer has {len(parts.tokenizer)} ids, the model {rows} rows: {fix}"
+        )
     ends = getattr(parts.policy.model.generation_config, "eos_token_id", None)
     unknown = set(ends if isinstance(ends, list) else [ends]) - {None, *stops}
     if unknown:
-        return Line("stop ids", "note", f"{names}; the model's generation config also ends at {sorted(unknown)}")
-    return Line("stop ids", "ok", names)
+        return Finding("stop ids", "note", f"{names}; the model's generation config also ends at {sorted(unknown)}")
+    return Finding("stop ids", "ok", names)
 
 
 def _embedding_rows(parts: Parts) -> int:
-    return parts.policy.model.get_input_embeddings().weight.shape[0]
+    return cast(torch.Tensor, parts.policy.model.get_input_embeddings().weight).shape[0]
 
 
-def _check_gold(parts: Parts) -> Line:
+def _check_gold(parts: Parts) -> Finding:
     """The reference, boxed and sent through the tokenizer, must be right."""
     rows = parts.data.problems[:GOLD_ROWS]
     for problem in rows:
         text = parts.chat.answer(parts.chat.answer_ids(f"\\boxed{{{problem.answer}}}"))
         verdict = grade_trajectory(text, StopReason.ANSWERED, problem.answer)
         if not verdict.correct:
-            mend = "mend the row or the tokenizer"
-            text = f"line {problem.line}: its own answer {problem.answer!r} is graded {verdict.reason.value}: {mend}"
-            return Line("gold", "FAIL", text)
-    return Line("gold", "ok", f"the first {len(rows)} references, boxed, are graded right")
+            fix = "fix the row or the tokenizer"
+            text = f"line {problem.line}: its own answer {problem.answer!r} is graded {verdict.reason.value}: {fix}"
+            return Finding("gold", "FAIL", text)
+    return Finding("gold", "ok", f"the first {len(rows)} references, boxed, are graded right")
 
 
-def _check_tool(tool: Any) -> Line:
+def _check_tool(tool: Tool | None) -> Finding:
     if tool is None:
-        return Line("tool", "ok", "off")
+        return Finding("tool", "ok", "off")
     started = time.perf_counter()
     result = tool.submit(TOOL_PROGRAM).result()
     said = f"{TOOL_PROGRAM} gave {result.status} {result.text.strip()!r}"
     if result.status != "ok" or result.text.strip() != TOOL_OUTPUT:
-        return Line("tool", "FAIL", f"{said}: see the sandbox's report above, or set tool.enabled=false")
-    return Line("tool", "ok", f"{said} in {1000 * (time.perf_counter() - started):.1f} ms")
+        return Finding("tool", "FAIL", f"{said}: see the sandbox's report above, or set tool.enabled=false")
+    return Finding("tool", "ok", f"{said} in {1000 * (time.perf_counter() - started):.1f} ms")
 
 
-def _check_rollout(parts: Parts, records: Sequence[RolloutRecord], seconds: float) -> Line:
+def _check_rollout(parts: Parts, records: Sequence[RolloutRecord], seconds: float) -> Finding:
     calls = Counter(call.status for record in records for turn in record.turns for call in turn.calls)
     stops = Counter(record.stop.value for record in records)
     text = f"{len(records)} trajectories, {sum(r.num_sampled for r in records)} tokens, {seconds:.2f} s; "
     text += f"stops {dict(stops)}, calls {dict(calls)}"
     if stops[StopReason.TOOL_INFRA.value]:
-        return Line("rollout", "FAIL", f"{text}: the sandbox failed; see its report above")
-    return Line("rollout", "ok", text)
+        return Finding("rollout", "FAIL", f"{text}: the sandbox failed; see its report above")
+    return Finding("rollout", "ok", text)
+
+
+def check_memory(forecast: Memory, tokens: int, device: torch.device) -> Finding:
+    """What is still to come (gradients, moments, one micro-batch) against what is free now."""
+    cuda = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if cuda else _free_host_bytes()
+    coming = forecast.to_come + (0 if forecast.optimizer_on_host and cuda else forecast.optimizer)
+    text = (
+        f"{forecast}; micro-batches of up to {tokens} tokens; at most {coming / GIGABYTE:.2f} "
+        f"GB are still to come, the rest is taken already; {free / GIGABYTE:.1f} GB free now"
+    )
+    if coming > free:
+        cache = "rollout.kv_memory_fraction" if cuda else "rollout.kv_tokens"
+        elsewhere = ", or set train.offload_optimizer" if cuda else ""
+        return Finding("memory", "note", f"{text}: lower {cache} or train.max_tokens_per_micro_batch{elsewhere}")
+    return Finding("memory", "ok", text)
+
+
+def _free_host_bytes() -> int:
+    words = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(words["MemAvailable"].split()[0]) * 1024
+
+
+def _check_time(
+    parts: Parts, records: Sequence[RolloutRecord], rollout_seconds: float, forward_seconds: float
+) -> Finding:  # fmt: skip
+    """From the probe, which takes as many decode steps as its longest trajectory has sampled tokens."""
+    rollout = parts.config.rollout
+    decode = rollout_seconds / max(record.num_sampled for record in records)
+    rate = sum(len(record.token_ids) for record in records) / forward_seconds
+    passes = 4 - parts.memory.kept_layers / parts.memory.layers  # forward, backward (two), and a recomputed part
+    waves = -(-rollout.trajectories_per_step // (rollout.decode_rows * parts.world_size))
+    length = statistics.median(map(len, parts.data.prompts)) + rollout.max_new_tokens
+    sampling = waves * rollout.max_new_tokens * decode
+    update = rollout.trajectories_per_step / parts.world_size * length * passes / rate
+    text = (
+        f"a decode step {1000 * decode:.1f} ms, a forward {rate:.0f} tokens/s on {len(records)} rows; if every "
+        f"trajectory samples {rollout.max_new_tokens} tokens, a step takes about {spoken(sampling)} of sampling and "
+        f"{spoken(update)} of update, more for full rows"
+    )
+    return Finding("time", "ok", text)
+
+
+def spoken(seconds: float) -> str:
+    """A duration in the unit that people would use."""
+    if seconds < LONGEST_IN_SECONDS:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < LONGEST_IN_MINUTES else f"{seconds / 3600:,.1f} hours"

@@ -1,8 +1,8 @@
-"""What a run will hold in memory, from its shape and settings alone; bytes of one process.
+"""Forecasts a run's memory from its shape and settings alone; bytes of one process.
 
-Sums of tensors, without the allocator's slack and the libraries' own buffers, so read it as +-30 %. Model states
+Sums of tensors, without the allocator's slack and the libraries' buffers: accurate to about 30 %. Model states
 follow ZeRO-2: weights whole; gradients, fp32 copies and Adam moments in 1 / world_size parts. A teacher's pass comes
-between rollout and update, and has a peak of its own. `micro_batch_tokens` answers train.max_tokens_per_micro_batch
+between rollout and update, and has its own peak. `micro_batch_tokens` answers train.max_tokens_per_micro_batch
 "auto" from the same sums.
 
 Left out: that prompts with teacher.privilege are longer than the policy's.
@@ -13,13 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from config import Config, UserError
 from modeling.activations import LAYERS_AT_ONCE
 from modeling.logprob import CHUNK_LOGITS
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 GIGABYTE = 1e9
 MOST_TOKENS = 32_768  # beyond it a larger micro-batch gains nothing that was measured
@@ -29,14 +32,14 @@ GATHERED = 1_000_000_000  # most parameters that ZeRO-3 has whole at a time, Dee
 
 
 class OutOfMemory(UserError, RuntimeError):
-    """The GPU is full."""
+    """The GPU's memory is full."""
 
     of_one_rank = True
 
 
 @contextmanager
 def naming_the_setting(config: Config) -> Iterator[None]:
-    """Turns torch's error of a full GPU into one line that names the settings to lower. Raises OutOfMemory."""
+    """Turns torch's out-of-memory error into one line that names the settings to lower. Raises OutOfMemory."""
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
@@ -52,7 +55,7 @@ def naming_the_setting(config: Config) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes; `update` comes and goes with the micro-batches, the rest stays."""
+    """Bytes; `update` is allocated and freed with each micro-batch, the rest stays."""
 
     weights: int
     gradients: int
@@ -62,20 +65,17 @@ class Memory:
     kept_layers: int  # whose activations are not computed again in the backward pass
     layers: int
     optimizer_on_host: bool
-    kv_released: bool  # the cache and the update are never there together
     teacher: TeacherMemory | None = None
     teacher_pass: int = 0  # of one full micro-batch, with the weights that come for it; no gradients are there then
 
     @property
     def device(self) -> int:
         states = (0 if self.optimizer_on_host else self.optimizer) + (self.teacher.resident if self.teacher else 0)
-        beside = max if self.kv_released else int.__add__
-        update = self.gradients + beside(self.kv_cache, self.update)
-        return self.weights + states + max(update, beside(self.kv_cache, self.teacher_pass))
+        return self.weights + states + self.kv_cache + self.to_come
 
     @property
     def to_come(self) -> int:
-        """What a step takes beside all that stays."""
+        """What a step allocates beside what stays."""
         return max(self.gradients + self.update, self.teacher_pass)
 
     def __str__(self) -> str:
@@ -106,9 +106,9 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class TeacherMemory:
-    """What the teacher of on-policy distillation takes of one process; bytes."""
+    """Bytes that the teacher of on-policy distillation takes in one process."""
 
-    shape: Any  # its Hugging Face config
+    shape: PretrainedConfig
     size: int  # of an element
     resident: int = 0  # on the device all the time
     host: int = 0
@@ -125,29 +125,31 @@ class TeacherMemory:
         return 0 if self.samples else self.kept + _logits(self.shape, tokens)
 
 
-def teacher_memory(config: Config, shape: Any, parameters: int, world_size: int, on_gpu: bool) -> TeacherMemory:
-    """For loss.distill_weight above 0; `startup.building.build_teacher` and update/teacher_weights.py do what it says.
+def teacher_memory(
+    config: Config, shape: PretrainedConfig, parameters: int, world_size: int, on_gpu: bool
+) -> TeacherMemory:
+    """For loss.distill_weight above 0; it follows `startup.building.build_teacher` and update/teacher.py.
 
     shape, parameters: the teacher's; on_gpu: else device and host are one memory
     """
-    told, size = config.teacher, 4 if config.model.dtype == "float32" else 2
+    own, size = config.teacher, 4 if config.model.dtype == "float32" else 2
     weights, head = size * parameters, size * shape.vocab_size * shape.hidden_size
-    waits = told.placement == "offload" and on_gpu
-    if told.source == "live":
+    waits = own.placement == "offload" and on_gpu
+    if own.source == "live":
         parts = {"lent": head, "kept": head}
-    elif told.source == "base" and config.lora.rank:
+    elif own.source == "base" and config.lora.rank:
         parts = {}
-    elif told.source == "ema":  # a mean in fp32, and a copy of it in the model's dtype
+    elif own.source == "ema":  # a mean in fp32, and a copy of it in the model's dtype
         parts = {"host" if waits else "resident": 4 * parameters, "lent": weights, "kept": head}
-    elif told.placement == "zero3":
+    elif own.placement == "zero3":
         parts = {"resident": head, "host": weights // world_size, "lent": size * min(parameters, GATHERED)}
     else:
         parts = {"host": weights, "lent": weights, "kept": head} if waits else {"resident": weights}
-    return TeacherMemory(shape, size, samples=told.divergence == "sampled", **parts)
+    return TeacherMemory(shape, size, samples=own.divergence == "sampled", **parts)
 
 
 def forecast(
-    config: Config, shape: Any, parameters: int, kv_cache: int, world_size: int, room: int | None = None,
+    config: Config, shape: PretrainedConfig, parameters: int, kv_cache: int, world_size: int, room: int | None = None,
     trained: int | None = None, teacher: TeacherMemory | None = None,
 ) -> Memory:  # fmt: skip
     """shape: the Hugging Face config; parameters: their number; kv_cache: bytes, as allocated.
@@ -169,16 +171,15 @@ def forecast(
         kept_layers=kept,
         layers=shape.num_hidden_layers,
         optimizer_on_host=config.train.offload_optimizer,
-        kv_released=config.rollout.release_kv,
         teacher=teacher,
         teacher_pass=teacher.of_pass(tokens) if teacher else 0,
     )
 
 
 def micro_batch_tokens(
-    config: Config, shape: Any, room: int, teacher: TeacherMemory | None = None, gradients: int = 0
+    config: Config, shape: PretrainedConfig, room: int, teacher: TeacherMemory | None = None, gradients: int = 0
 ) -> int:  # fmt: skip
-    """The most tokens, up to a limit, whose layers can all be kept in `room` bytes; but no fewer than one row needs.
+    """The most tokens, up to a limit, whose layers can all be kept in `room` bytes; at least one sequence's.
 
     Fewer layers are kept rather than fewer than FEW_TOKENS tokens taken, and less than that only where nothing else
     fits. The teacher's pass must fit too.
@@ -199,7 +200,7 @@ def micro_batch_tokens(
     return max(longest, largest(shape.num_hidden_layers), min(FEW_TOKENS, largest(0)))
 
 
-def _update(config: Config, shape: Any, tokens: int, room: int | None) -> tuple[int, int]:
+def _update(config: Config, shape: PretrainedConfig, tokens: int, room: int | None) -> tuple[int, int]:
     """Bytes of activations and logits, and the number of layers kept."""
     choice, layers = config.model.gradient_checkpointing, shape.num_hidden_layers
     if choice == "auto" and room is not None:
@@ -210,7 +211,7 @@ def _update(config: Config, shape: Any, tokens: int, room: int | None) -> tuple[
     return _activations(config, shape, tokens, kept) + _logits(shape, tokens), kept
 
 
-def _activations(config: Config, shape: Any, tokens: int, kept: int) -> int:
+def _activations(config: Config, shape: PretrainedConfig, tokens: int, kept: int) -> int:
     """Of `kept` layers in full, of the others what enters them, and of the layers at work in the backward pass."""
     size = 4 if config.model.dtype == "float32" else 2
     layers = shape.num_hidden_layers
@@ -218,7 +219,7 @@ def _activations(config: Config, shape: Any, tokens: int, kept: int) -> int:
     return tokens * ((kept + at_work) * _layer_bytes(shape, size) + (layers - kept) * shape.hidden_size * size)
 
 
-def _layer_bytes(shape: Any, size: int) -> int:
+def _layer_bytes(shape: PretrainedConfig, size: int) -> int:
     """Bytes a token that one layer keeps: the residual and its norm twice, q and k before and after the rotation, v,
     what attention gives, and the MLP's gate and up (and their product, where the kernels do not compute it again).
 
@@ -232,5 +233,5 @@ def _layer_bytes(shape: Any, size: int) -> int:
     return size * (4 * shape.hidden_size + (3 * heads + 3 * groups) * head_size + mlp)
 
 
-def _logits(shape: Any, tokens: int) -> int:
+def _logits(shape: PretrainedConfig, tokens: int) -> int:
     return 3 * 4 * min(CHUNK_LOGITS, tokens * shape.vocab_size)  # logits, their softmax, and a gradient, fp32

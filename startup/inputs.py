@@ -1,4 +1,4 @@
-"""What a run is given: batch maths, tokenizer, chat format, problems and the model's shape.
+"""Loads and checks a run's inputs: batch maths, tokenizer, chat format, problems and the model's shape.
 
 Everything here is refused, with one line, before anything is written, built or put on a GPU.
 """
@@ -9,10 +9,16 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from config import Config, ConfigError, ModelConfig
 from run.files import say
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+    from data import TrainingData
+    from rollout.chat.formats import Chat
 
 
 def check_batch(config: Config, world_size: int) -> None:
@@ -21,23 +27,23 @@ def check_batch(config: Config, world_size: int) -> None:
         good = [n * world_size * samples for n in (prompts // world_size, prompts // world_size + 1) if n]
         raise ConfigError(
             "rollout.trajectories_per_step", config.rollout.trajectories_per_step,
-            f"gives {prompts} prompts a step, which {world_size} processes can not share equally; "
+            f"gives {prompts} prompts a step, which {world_size} processes cannot share equally; "
             f"set {' or '.join(map(str, good))}",
         )  # fmt: skip
 
 
-def load_tokenizer(config: Config) -> Any:
+def load_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     name = "tokenizer_path" if config.model.tokenizer_path else "path"
     return from_hub(f"model.{name}", getattr(config.model, name), AutoTokenizer)
 
 
-def load_chat(config: Config, tokenizer: Any) -> Any:
+def load_chat(config: Config, tokenizer: PreTrainedTokenizerBase) -> Chat:
     """The chat format of the model's family, probed. Raises ConfigError or ChatTemplateError."""
     from transformers import AutoConfig
 
-    from modeling.shapes import shape_source
+    from modeling.loading import shape_source
     from rollout.chat.formats import make_chat
     from tools import tool_schema
 
@@ -46,13 +52,12 @@ def load_chat(config: Config, tokenizer: Any) -> Any:
     return make_chat(family, tokenizer, tools, config.model)
 
 
-def load_data(config: Config, chat: Any, path: str, once: bool = False) -> Any:
+def load_data(config: Config, chat: Chat, path: str, once: bool = False) -> TrainingData:
     """The problems of a file with their rendered prompts. Raises DataError or ConfigError.
 
-    once: the first row of each prompt alone, as an evaluation needs
+    once: keep the first line of each prompt alone, as an evaluation needs
     """
-    from data import distinct, duplicates, load_problems, render_prompts
-    from trainer import TrainingData
+    from data import TrainingData, distinct, duplicates, load_problems, render_prompts
 
     render = _renderer(config, chat)
     fields = dataclasses.replace(config.data, hint_field="") if once else config.data
@@ -72,14 +77,14 @@ def load_data(config: Config, chat: Any, path: str, once: bool = False) -> Any:
     return data
 
 
-def _renderer(config: Config, chat: Any) -> Callable[[str], list[int]]:
+def _renderer(config: Config, chat: Chat) -> Callable[[str], list[int]]:
     """Token ids of the prompt with a user turn of this text."""
     system = [{"role": "system", "content": config.data.system_prompt}] if config.data.system_prompt else []
     return lambda text: chat.prompt_ids([*system, {"role": "user", "content": text}])
 
 
-def add_teacher_prompts(config: Config, chat: Any, data: Any, shape: Any) -> Any:
-    """The data with what a privileged teacher reads in place of each prompt; as it is where there is none.
+def add_teacher_prompts(config: Config, chat: Chat, data: TrainingData, shape: PretrainedConfig) -> TrainingData:
+    """Adds what a privileged teacher reads in place of each prompt; without teacher.privilege returns `data`.
 
     shape: the teacher's Hugging Face config
     """
@@ -90,7 +95,7 @@ def add_teacher_prompts(config: Config, chat: Any, data: Any, shape: Any) -> Any
         return data
     render = _renderer(config, chat)
     prompts = [render(problem.prompt + privileged(template, problem)) for problem in data.problems]
-    more = max(len(told) - len(prompt) for told, prompt in zip(prompts, data.prompts, strict=True))
+    more = max(len(longer) - len(prompt) for longer, prompt in zip(prompts, data.prompts, strict=True))
     if config.rollout.context_length + more > shape.max_position_embeddings:
         raise ConfigError(
             "teacher.privilege", template, f"adds up to {more} tokens to rollout.context_length="
@@ -101,11 +106,12 @@ def add_teacher_prompts(config: Config, chat: Any, data: Any, shape: Any) -> Any
 
 
 def tell(text: str) -> None:
+    """Prints a line from rank 0."""
     if os.environ.get("RANK", "0") == "0":
         say(text)
 
 
-def check_model(config: Config, adapters: Path | None = None) -> Any:
+def check_model(config: Config, adapters: Path | None = None) -> PretrainedConfig:
     """The model's shape, from its config.json alone. adapters: folder of LoRA adapters to be sampled through."""
     from modeling import lora
 
@@ -115,20 +121,18 @@ def check_model(config: Config, adapters: Path | None = None) -> Any:
     shape = _shape("model.path", config.model, config.rollout.context_length)
     experts = getattr(shape, "num_local_experts", 0)
     if config.model.router_replay and not experts:
-        raise ConfigError(
-            "model.router_replay", True, f"{shape.model_type} has no experts whose choice could be replayed; set false"
-        )
+        raise ConfigError("model.router_replay", True, f"{shape.model_type} has no experts to replay; set false")
     if config.loss.router_balance and not experts:
         value = config.loss.router_balance
-        raise ConfigError("loss.router_balance", value, f"{shape.model_type} has no experts to share alike; set 0")
+        raise ConfigError("loss.router_balance", value, f"{shape.model_type} has no experts to balance; set 0")
     return shape
 
 
-def check_teacher(config: Config, tokenizer: Any) -> Any:
+def check_teacher(config: Config, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig | None:
     """The shape of a teacher with weights of its own, else None. Its vocabulary must be the policy's.
 
     Heads of different lengths are allowed where both tokenizers give every token the same id: models of one family pad
-    their heads differently, and the further rows belong to no token.
+    their heads differently, and the extra rows belong to no token.
     """
     if config.loss.distill_weight == 0:
         return None
@@ -146,19 +150,17 @@ def check_teacher(config: Config, tokenizer: Any) -> Any:
         return None
     theirs = _shape("teacher.path", config.teacher_model, config.rollout.context_length)
     sizes = (theirs.vocab_size, own_size)
-    mend = "a teacher must share the policy's tokenizer; name one of the same family"
+    fix = "a teacher must share the policy's tokenizer; name one of the same family"
     said = f"the teacher has a vocabulary of {sizes[0]}, the policy one of {sizes[1]}"
     if config.model.random_weights:  # no tokenizer comes with a shape
         if sizes[0] != sizes[1]:
-            raise ConfigError("teacher.path", config.teacher.path, f"{said}; {mend}")
+            raise ConfigError("teacher.path", config.teacher.path, f"{said}; {fix}")
     else:
         ids, own = from_hub("teacher.path", config.teacher.path, AutoTokenizer).get_vocab(), tokenizer.get_vocab()
         if ids != own:
             word = min((own.items() ^ ids.items()), key=lambda pair: (pair[1], pair[0]))[0]
             text = f"{said}, and tokenizers of {len(ids)} and {len(own)} tokens give {word!r} the ids "
-            raise ConfigError(
-                "teacher.path", config.teacher.path, f"{text}{ids.get(word)} and {own.get(word)}; {mend}"
-            )
+            raise ConfigError("teacher.path", config.teacher.path, f"{text}{ids.get(word)} and {own.get(word)}; {fix}")
         if sizes[0] != sizes[1]:
             tell(f"{said}; their tokenizers are equal, so the first {min(sizes)} are compared")
     if top_k >= min(sizes):
@@ -166,13 +168,12 @@ def check_teacher(config: Config, tokenizer: Any) -> Any:
     return theirs
 
 
-def _shape(name: str, model: ModelConfig, context_length: int) -> Any:
+def _shape(name: str, model: ModelConfig, context_length: int) -> PretrainedConfig:
     """The Hugging Face config of a model that we can run over `context_length` tokens. Raises ConfigError."""
     from transformers import AutoConfig
 
-    from modeling.attention import check_supported
-    from modeling.quantized import check_quantization
-    from modeling.shapes import shape_source
+    from modeling.families import check_supported
+    from modeling.loading import check_quantization, shape_source
 
     shape = from_hub(name, shape_source(model), AutoConfig)
     try:

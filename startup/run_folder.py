@@ -1,7 +1,7 @@
-"""The folder of a run: whether one may begin in it, or go on from what it holds.
+"""The folder of a run: whether a run may start in it or resume from it.
 
-A folder that holds a run is never overwritten, and what a checkpoint fixes cannot be changed by a resume. Everything
-is refused, with one line, before anything is written.
+A folder that holds a run is never overwritten, and a resume cannot change what a checkpoint fixes. Everything is
+refused, with one line, before anything is written.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     begun = any(True for trace in TRACES for _ in run_dir.glob(trace))
     if not resume:
         if begun:
-            mend = "name another folder (or delete this one)"
-            mend = f"; add --resume, or {mend}" if find_latest(run_dir) else f" without a complete checkpoint; {mend}"
-            raise ConfigError("--run-dir", str(run_dir), f"already holds a run{mend}")
+            fix = "name another folder (or delete this one)"
+            fix = f"; add --resume, or {fix}" if find_latest(run_dir) else f" without a complete checkpoint; {fix}"
+            raise ConfigError("--run-dir", str(run_dir), f"already holds a run{fix}")
         return None
     latest = newest(run_dir)
     if latest:
@@ -47,8 +47,8 @@ def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     elif run_dir.is_dir() and not begun:  # ended before its first step
         tell(f"{run_dir} holds no step yet; the run starts with the first")
     else:
-        mend = "start without --resume" + " in another folder" * begun
-        raise CheckpointError(f"{run_dir}: no complete checkpoint to resume from; {mend}")
+        fix = "start without --resume" + " in another folder" * begun
+        raise CheckpointError(f"{run_dir}: no complete checkpoint to resume from; {fix}")
     return latest
 
 
@@ -65,11 +65,11 @@ def _check_writable(run_dir: Path) -> None:
     try:
         try_place(run_dir)
     except OSError as error:
-        mend = f"cannot be written to ({error.strerror}); name another folder"
-        raise ConfigError("--run-dir", str(run_dir), mend) from error
-    for part in (run_dir / "checkpoints", run_dir / "trajectories"):  # else found out when the first is to be saved
+        fix = f"cannot be written to ({error.strerror}); name another folder"
+        raise ConfigError("--run-dir", str(run_dir), fix) from error
+    for part in (run_dir / "checkpoints", run_dir / "trajectories"):  # or the first save would find out
         if part.exists() and not (part.is_dir() and os.access(part, os.W_OK)):
-            raise ConfigError("--run-dir", str(run_dir), f"{part} is no folder that can be written to; mend that")
+            raise ConfigError("--run-dir", str(run_dir), f"{part} is no folder that can be written to; fix that")
 
 
 def _check_changes(config: Config, run_dir: Path, latest: Path) -> None:
@@ -77,32 +77,32 @@ def _check_changes(config: Config, run_dir: Path, latest: Path) -> None:
     from update.teacher import TEACHER_MEAN
 
     changed = differences(with_defaults(read_json(run_dir / "config.json")), json.loads(config.to_json()))
-    adapters_alone = (latest / "adapter_config.json").exists()  # which no run can start from
-    mend = "set it back, or start a new run " + ("from the base" if adapters_alone else f"with model.path={latest}")
+    adapters_alone = (latest / "adapter_config.json").exists()  # no run can start from them
+    fix = "set it back, or start a new run " + ("from the base" if adapters_alone else f"with model.path={latest}")
     for name, (before, now) in changed.items():
         if name in FIXED_BY_THE_CURSOR:
             raise ConfigError(
-                name, now, f"was {before!r} in the run to resume, and fixes which problems are done; {mend}"
+                name, now, f"was {before!r} in the run to resume, and fixes which problems are done; {fix}"
             )
         decay_begins_or_ends = name == "train.weight_decay" and bool(before) != bool(now)
         scales_adapters = name == "lora.alpha" and config.lora.rank > 0
         if name in FIXED_BY_THE_OPTIMIZER or decay_begins_or_ends or scales_adapters:
             raise ConfigError(
-                name, now, f"was {before!r} in the run to resume, and fixes what its checkpoints hold; {mend}"
+                name, now, f"was {before!r} in the run to resume, and fixes what its checkpoints hold; {fix}"
             )
         if name == "model.path":
-            _check_same_shape(config, latest, mend)
+            _check_same_shape(config, latest, fix)
         tell(f"resuming with {name} changed from {before!r} to {now!r}")
     averages = config.loss.distill_weight > 0 and config.teacher.source == "ema"
     if averages and not (latest / "engine" / TEACHER_MEAN).exists():
-        raise ConfigError("teacher.source", "ema", f"{latest} was written without a running mean of weights; {mend}")
+        raise ConfigError("teacher.source", "ema", f"{latest} was written without a running mean of weights; {fix}")
 
 
-def _check_same_shape(config: Config, checkpoint: Path, mend: str) -> None:
-    """Refuses a model into which the checkpoint's weights do not fit. Of LoRA nothing but adapters is there."""
+def _check_same_shape(config: Config, checkpoint: Path, fix: str) -> None:
+    """Refuses a model that the checkpoint's weights do not fit. A checkpoint of LoRA holds adapters alone."""
     from transformers import AutoConfig
 
-    from modeling.shapes import shape_source
+    from modeling.loading import shape_source
 
     if not (checkpoint / "config.json").exists():
         return
@@ -110,5 +110,5 @@ def _check_same_shape(config: Config, checkpoint: Path, mend: str) -> None:
     shape = from_hub("model.path", shape_source(config.model), AutoConfig).to_dict()
     for name in SHAPE:
         if name in saved and saved[name] != shape.get(name):
-            now = f"has {name}={shape.get(name)!r}, and the checkpoints of the run to resume {saved[name]!r}; {mend}"
+            now = f"has {name}={shape.get(name)!r}, and the checkpoints of the run to resume {saved[name]!r}; {fix}"
             raise ConfigError("model.path", config.model.path, now)

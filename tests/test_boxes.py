@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from boxes import clean, equal, final_answer
+from reward import clean, equal, final_answer
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import tomllib
 import typing
 from pathlib import Path
 
 import pytest
 
-from config import Config, ConfigError, load_config, parse_config
+from config import VERSION, Config, ConfigError, UserError, load_config, parse_config
+from configs.schema import listing
 
 ROOT = Path(__file__).parents[1]
 SMALLEST = {"model": {"path": "m"}, "data": {"path": "d"}}
@@ -28,7 +30,7 @@ def test_every_shipped_config_parses(path):
 
 
 def test_every_field_is_read_outside_the_config_module():
-    not_readers = {"tests", ".venv", "benchmarks", "settings", "config.py"}
+    not_readers = {"tests", ".venv", "benchmarks", "config.py"}
     sources = [p for p in ROOT.rglob("*.py") if not not_readers & set(p.relative_to(ROOT).parts)]
     read = set()
     for path in sources:
@@ -69,7 +71,7 @@ def test_every_field_is_read_outside_the_config_module():
         (with_section("model", gradient_checkpointing=1), ["=1", "true or false"]),
         (with_section("train", learning_rate=float("nan")), ["train.learning_rate", "finite"]),
         (with_section("loss", policy="ppo"), ["loss.policy='ppo'", "'dr_grpo'"]),
-        (with_section("loss", clip_low=1.5), ["loss.clip_low=1.5", "at most 1"]),
+        (with_section("loss", clip_low=1.5), ["loss.clip_low=1.5", "(0, 1]", "or null"]),
         (with_section("loss", dual_clip=0.5), ["loss.dual_clip=0.5", "above 1"]),
         (with_section("loss", dual_clip=3.0, policy="cispo"), ["loss.dual_clip=3.0", "cispo", "null"]),
         (with_section("loss", importance_high=0.9), ["loss.importance_high=0.9", "at least 1"]),
@@ -78,7 +80,7 @@ def test_every_field_is_read_outside_the_config_module():
         (with_section("loss", kl_coef=-1.0), ["loss.kl_coef=-1.0", "0 (off)"]),
         (with_section("rollout", max_refills=-1), ["rollout.max_refills=-1", "0 (off)"]),
         (with_section("train", updates_per_rollout=9), ["updates_per_rollout=9", "8 groups"]),
-        (with_section("train", zero_stage=0), ["train.zero_stage=0", "1 or 2"]),
+        (with_section("train", zero_stage=0), ["train.zero_stage=0", "[1, 2]", "fp32"]),
         (with_section("train", max_bad_steps=0), ["train.max_bad_steps=0", "at least 1"]),
         (with_section("lora", rank=-1), ["lora.rank=-1", "0 (off)"]),
         (with_section("loss", distill_weight=1.5), ["loss.distill_weight=1.5", "[0, 1]"]),
@@ -91,7 +93,7 @@ def test_every_field_is_read_outside_the_config_module():
         (with_section("teacher", source="live"), ["teacher.privilege=''", "teaches nothing"]),
         (with_section("teacher", source="base", path="x"), ["teacher.path='x'", "'base'", "the policy itself"]),
         (with_section("teacher", source="ema", placement="zero3"), ["teacher.placement='zero3'", "whole"]),
-        (with_section("teacher", source="ema", ema_decay=1.0), ["teacher.ema_decay=1.0", "between 0 and 1"]),
+        (with_section("teacher", source="ema", ema_decay=1.0), ["teacher.ema_decay=1.0", "(0, 1)"]),
         (
             TAUGHT | {"teacher": {"path": "t", "divergence": "sampled", "temperature": 2.0}},
             ["teacher.temperature=2.0", "at 1.0", "null"],
@@ -102,6 +104,9 @@ def test_every_field_is_read_outside_the_config_module():
         (with_section("data", prompt_field=""), ["data.prompt_field=''", "name a field"]),
         (with_section("data", answer_field=""), ["data.answer_field=''", "name a field"]),
         (with_section("tool", preload="numpy"), ["tool.preload='numpy'", "list of strings"]),
+        (with_section("rollout", release_kv=False), ["rollout.release_kv=False", "removed", "kv_memory_fraction"]),
+        (with_section("loss", kl_estimator="k1"), ["loss.kl_estimator='k1'", "removed", "k2 or k3"]),
+        (with_section("log", trackers=["mlflow"]), ["log.trackers='mlflow'", "'wandb'", "'tensorboard'"]),
         ({"model": 3}, ["model=3", "JSON object"]),
         ({}, ["model.path", "name a model folder"]),
     ],
@@ -158,3 +163,49 @@ def test_an_integer_may_stand_for_a_number():
 def test_pure_distillation_needs_no_group_to_compare():
     raw = TAUGHT | {"teacher": {"path": "t"}, "rollout": {"samples_per_prompt": 1}}
     assert parse_config(raw).rollout.prompts_per_step == 64
+
+
+def test_a_runs_resolved_settings_may_hold_a_removed_one_at_its_old_default(tmp_path):
+    config = parse_config(with_section("rollout", max_turns=3))
+    resolved = json.loads(config.to_json())
+    del resolved["version"], resolved["train"]["zero_stage"]  # both are newer than this run
+    resolved["rollout"]["release_kv"] = False
+    assert load_config(write(tmp_path, resolved)) == config
+    assert load_config(write(tmp_path, resolved), ["train.steps=5"]).train.steps == 5
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"), [("rollout", "release_kv", True), ("loss", "kl_estimator", "k1")]
+)
+def test_elsewhere_the_line_names_what_replaced_it(tmp_path, section, key, value):
+    resolved = json.loads(parse_config(SMALLEST).to_json())
+    resolved[section][key] = value
+    with pytest.raises(ConfigError, match=rf"{section}\.{key}={value!r}: was removed; "):
+        load_config(write(tmp_path, resolved))
+
+
+def test_every_setting_is_listed_with_default_range_and_what_it_does():
+    sections = typing.get_type_hints(Config)
+    names = [f"{section}.{field.name}" for section, cls in sections.items() for field in dataclasses.fields(cls)]
+    lines = listing(Config)
+    assert [line.split()[0] for line in lines] == names
+    assert all(
+        field.metadata["bounds"].doc.endswith(".") for cls in sections.values() for field in dataclasses.fields(cls)
+    )
+    [line] = [line for line in listing(Config, "rollout") if "max_refills" in line]
+    assert line.split()[1] == "0" and line.endswith("(integer, 0 (off) or more)")
+    [line] = [line for line in listing(Config, "train") if "max_minutes" in line]
+    assert line.split()[1] == "null" and line.endswith("(number, above 0, or null (no limit))")
+    with pytest.raises(UserError, match="rolout: no such section; known: model, data"):
+        listing(Config, "rolout")
+
+
+def test_the_defaults_lie_in_their_ranges_and_a_range_holds_without_json():
+    parse_config(SMALLEST)
+    with pytest.raises(ConfigError, match=r"train\.steps=0: must be at least 1"):
+        dataclasses.replace(parse_config(SMALLEST).train, steps=0)
+
+
+def test_the_version_is_that_of_the_project_and_stands_in_a_runs_settings():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert VERSION == project["version"] == json.loads(parse_config(SMALLEST).to_json())["version"]

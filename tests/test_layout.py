@@ -11,8 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
-    "audit", "configs", "decode", "evaluation", "modeling", "report", "rollout", "run", "sandbox", "settings",
-    "startup", "update",
+    "audit", "configs", "decode", "evaluation", "modeling", "report", "rollout", "run", "sandbox", "startup", "update",
 )  # fmt: skip
 ANY_OF_OURS = None
 
@@ -20,42 +19,39 @@ ANY_OF_OURS = None
 # own keeps to that.
 ALLOWED: dict[str, set[str] | None] = {
     "configs": set(),
-    "settings": {"configs"},
-    "config": {"configs", "settings"},
+    "config": {"configs"},
     "sandbox": set(),
     "tools": {"config", "sandbox"},
     "modeling": {"config"},
     "decode": {"config", "modeling"},
     "decode.interface": set(),
-    "rollout": {"config", "decode"},
-    "rollout.records": set(),
+    "rollout": {"config", "decode", "modeling.families"},
+    "rollout.records": {"config"},
     "rollout.pages": set(),
     "rollout.scheduler": {"decode.interface", "rollout.pages"},
-    "boxes": set(),
-    "reward": {"boxes", "config", "rollout.records"},
-    "data": {"config", "reward", "rollout.records"},
-    "update": {"config", "data", "modeling", "reward", "rollout.records"},
-    "run": {"config", "configs", "rollout.records", "settings", "update"},
+    "reward": {"config", "rollout.records"},
+    "data": {"config", "reward"},
+    "update": {"config", "modeling", "rollout.records"},
+    "run": {"config", "configs", "rollout.records", "update"},
     "run.files": {"configs"},
     "policy": {"config", "modeling", "rollout.records", "run", "update"},
     "report": {"config", "configs", "run"},
-    "evaluation": {"config", "reward", "boxes", "rollout.records", "run"},
-    "audit": {"config", "configs", "decode", "modeling", "rollout", "run"},
-    "audit.losses": set(),
-    "trainer": {"config", "data", "evaluation", "reward", "rollout.records", "run", "update"},
-    "startup": {"config", "configs", "data", "decode", "modeling", "reward", "rollout", "run", "tools", "trainer",
-                "update"},
-    "startup.arguments": set(),
+    "evaluation": {"config", "reward", "rollout.records", "run"},
+    "audit": {"config", "configs", "decode", "modeling", "rollout", "run", "update.losses"},
+    "audit.losses": {"update.losses"},
+    "trainer": {"config", "data", "evaluation", "reward", "rollout.records", "run", "startup", "update"},
+    "startup": {"config", "configs", "data", "decode", "modeling", "reward", "rollout", "run", "tools", "update"},
+    "startup.arguments": {"config"},
     "startup.building": ANY_OF_OURS,
     "main": ANY_OF_OURS,
 }  # fmt: skip
 # Where heavy libraries may come in.
-MAY_IMPORT = {"deepspeed": {"policy", "main", "update.teacher_weights"}}
+MAY_IMPORT = {"deepspeed": {"policy", "main", "run.engine_files", "update.teacher"}}
 NO_TORCH = (
-    "boxes", "config", "configs", "decode.interface", "report", "reward", "rollout.chat.harmony_prompt",
+    "config", "configs", "decode.interface", "report", "reward", "rollout.chat.harmony_prompt",
     "rollout.chat.harmony_turns", "rollout.chat.toolcall", "rollout.episode", "rollout.pages", "rollout.records",
-    "rollout.scheduler", "run.checkpoint", "run.console", "run.files", "run.schedule", "run.stretches",
-    "run.trajectories", "run.writers", "sandbox", "settings", "startup.arguments", "tools", "update.groups",
+    "rollout.scheduler", "run.checkpoint", "run.console", "run.files", "run.stretches",
+    "run.trajectories", "run.writers", "sandbox", "startup.arguments", "tools", "update.groups",
 )  # fmt: skip
 
 
@@ -119,7 +115,7 @@ def test_heavy_libraries_stay_where_they_belong(module):
         assert not roots & {"torch", "transformers", "numpy"}
 
 
-BARE = {"config", "configs", "run.files", "boxes", "reward", "settings", "sandbox"}
+BARE = {"config", "configs", "run.files", "reward", "sandbox"}
 
 
 @pytest.mark.parametrize("module", sorted(m for m in SOURCES if {m, m.split(".")[0]} & BARE))
@@ -132,10 +128,13 @@ def test_no_module_shadows_the_standard_library():
     assert not {name for name in SOURCES if "." not in name} & sys.stdlib_module_names
 
 
+LONGEST = {"config.py": 500}  # lines of a file; config.py declares every setting once
+
+
 @pytest.mark.parametrize("name", sorted(p.relative_to(ROOT).as_posix() for p in SOURCES.values()))
 def test_files_and_functions_stay_small(name):
     text = (ROOT / name).read_text()
-    assert text.count("\n") <= 350, "split the file: one reason to change"
+    assert text.count("\n") <= LONGEST.get(name, 370), "split the file: one reason to change"
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             assert (node.end_lineno or 0) - node.lineno < 50, f"{node.name} is longer than a screen"

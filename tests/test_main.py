@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 import main as program
-from config import load_config
+from config import VERSION, load_config
 from run import checkpoint
-from run.checksums import checksum
+from run.tensorfiles import checksum
 from startup import arguments, inputs
 from tests.support.launch import (
     ROOT,
@@ -258,7 +258,7 @@ def test_looking_at_a_folder_without_a_run_is_refused(capsys, tmp_path):
 def test_a_run_that_took_no_step_is_refused_in_one_line(capsys, tmp_path):
     folder = write_run(tmp_path / "run", [])
     for words in ("metrics.jsonl is empty; the run has not finished a step", "no metrics.jsonl; name the folder"):
-        for command in (["report"], ["audit", "--no-tools"], ["audit", "--math-verify"]):
+        for command in (["report"], ["audit", "--no-tools"]):
             assert program.main([*command, str(folder)]) == 2
             message = capsys.readouterr().err
             assert message.startswith(f"error: {folder}: {words}") and message.count("\n") == 1
@@ -339,7 +339,7 @@ def test_without_the_environment_the_mend_is_said_in_one_line(capsys, tmp_path, 
     monkeypatch.setattr(program, "built", absent)
     assert run(tmp_path / "run") == 2
     assert capsys.readouterr().err == (
-        "error: torch is not installed; source .venv/bin/activate, which a script makes\n"
+        "error: torch is not installed; run `source .venv/bin/activate` (scripts/demo.sh creates it)\n"
     )
 
 
@@ -347,6 +347,16 @@ def test_prompts_that_the_ranks_cannot_share_equally_are_refused(capsys, tmp_pat
     monkeypatch.setenv("WORLD_SIZE", "3")
     message = error_of(capsys, tmp_path)
     assert "4 prompts a step, which 3 processes" in message and "set 12 or 24" in message
+
+
+def test_version_and_settings_are_printed(capsys):
+    with pytest.raises(SystemExit) as ended:
+        program.main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"agentic-grpo {VERSION}\n"
+    assert program.main(["settings", "rollout"]) == 0
+    assert capsys.readouterr().out.startswith("rollout.trajectories_per_step")
+    assert program.main(["settings", "rolout"]) == 2
+    assert "no such section" in capsys.readouterr().err
 
 
 def test_help_names_the_first_command():

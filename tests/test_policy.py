@@ -12,9 +12,9 @@ from deepspeed.runtime.rollout import RolloutEngine as DeepSpeedRolloutEngine
 from transformers import AutoModelForCausalLM
 
 import modeling.logprob
-from policy import Policy, _count_again, build_optimizer, register_rollout_engine
+from policy import Policy, _count_again, build_optimizer
 from rollout.engine import RolloutEngine
-from run.checksums import checksum
+from run.tensorfiles import checksum
 from tests.conftest import make_model
 from tests.support.builders import mapped_files, record, scored
 from tests.support.policies import (
@@ -187,9 +187,7 @@ def test_random_weights_have_the_true_shape_and_repeat_with_the_seed():
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 
-def test_our_engine_is_one_of_deepspeeds_in_the_eyes_of_isinstance():
-    register_rollout_engine(RolloutEngine)
-    assert issubclass(RolloutEngine, DeepSpeedRolloutEngine)
+def test_our_engine_has_the_methods_of_deepspeeds():
     for name in DeepSpeedRolloutEngine.__abstractmethods__:
         assert callable(getattr(RolloutEngine, name))
 

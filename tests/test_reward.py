@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config import RewardConfig
+import reward
+from config import RewardConfig, parse_config
 from reward import (
     Grade,
     Reason,
@@ -22,11 +23,14 @@ from reward import (
     grade_trajectory,
     group_advantages,
     is_trained,
+    overlong_penalty,
     reward_of,
     score,
-    shaping,
+    tool_bonus,
 )
 from rollout.records import RolloutRecord, StopReason, ToolCall, Turn
+from tests.support.builders import record as spelled
+from tests.support.oracle import mutant
 
 CASES = Path(__file__).parent / "cases"
 
@@ -250,7 +254,7 @@ def test_scoring_drops_sandbox_failures_and_compares_within_the_prompt():
     infra = Grade(False, Reason.TOOL_INFRA)
     records = [record(p, s) for s in range(3) for p in range(3)]
     grades = [right, infra, wrong, wrong, infra, infra, wrong, right, wrong]
-    scored = score(records, grades, "none")
+    scored = score(records, grades, config())
     assert [(s.record.prompt_index, s.record.sample_index) for s in scored] == [
         (0, 0), (2, 0), (0, 1), (0, 2), (1, 2), (2, 2),
     ]  # fmt: skip
@@ -270,19 +274,70 @@ def called(*statuses: str) -> RolloutRecord:
 
 def test_a_call_that_ran_is_worth_something_in_a_wrong_trajectory_alone_and_only_if_asked():
     bonus = RewardConfig(tool_bonus=0.25)
-    assert shaping(called("error", "ok"), WRONG, bonus) == 0.25
-    assert shaping(called("ok"), RIGHT, bonus) == 0.0
-    assert shaping(called("error"), WRONG, bonus) == 0.0
-    assert shaping(called(), WRONG, bonus) == 0.0
-    assert shaping(called("ok"), WRONG, RewardConfig()) == 0.0
+    assert tool_bonus(called("error", "ok"), WRONG, bonus) == 0.25
+    assert tool_bonus(called("ok"), RIGHT, bonus) == 0.0
+    assert tool_bonus(called("error"), WRONG, bonus) == 0.0
+    assert tool_bonus(called(), WRONG, bonus) == 0.0
+    assert tool_bonus(called("ok"), WRONG, RewardConfig()) == 0.0
 
 
 def test_shaped_rewards_enter_the_advantages_of_their_trajectories():
-    records = [record(0, s) for s in range(3)]
+    records = [called("ok"), called("ok"), called("error")]
     grades = [WRONG, Grade(False, Reason.TOOL_INFRA), WRONG]
-    scored = score(records, grades, "none", [0.25, 9.0, 0.0])
+    scored = score(records, grades, config(bonus=0.25))
     assert [s.reward for s in scored] == [-0.75, -1.0]
     assert [s.advantage for s in scored] == [0.125, -0.125]
+
+
+def config(buffer: int = 0, scale: str = "none", bonus: float = 0.0):
+    return parse_config({
+        "model": {"path": "m"}, "data": {"path": "d"}, "loss": {"overlong_buffer": buffer},
+        "reward": {"scale": scale, "tool_bonus": bonus},
+        "rollout": {"context_length": 20, "max_new_tokens": 10, "trajectories_per_step": 8}})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spans", "penalty"),
+    [
+        ("PAAAA", 0.0),  # 6 tokens of its turn left
+        ("PAAAAAA", 0.0),  # 4: exactly the buffer
+        ("PAAAAAAA", -0.25),  # 3 of the 10 of a turn
+        ("PAAAAAAAAAA", -1.0),  # cut by the turn's tokens
+        ("PAAAAOOOOOOOOOAAA", -0.25),  # 17 of 20 in the context
+        ("PAAAAOOOOOOOOOAAAAAA", -1.0),  # the context is full
+    ],
+)
+def test_the_penalty_falls_linearly_over_the_last_tokens_of_either_budget(spans, penalty):
+    assert overlong_penalty(spelled(spans), config(4).rollout, 4) == penalty
+
+
+@pytest.mark.parametrize(
+    ("text", "replacement"),
+    [("return -min(", "return min("), ("buffer - room", "room - buffer"), ("room = min(", "room = max(")],
+)
+def test_a_changed_term_of_the_penalty_is_noticed(text, replacement):
+    changed = mutant(reward, text, replacement).overlong_penalty
+    trajectories = ("PAAAA", "PAAAAAAA", "PAAAAOOOOOOOOOAAA")
+    assert [changed(spelled(s), config(4).rollout, 4) for s in trajectories] != [0.0, -0.25, -0.25]
+
+
+def test_the_penalty_shapes_the_advantages_and_leaves_the_rewards():
+    records = [spelled("PAAAA", sample=0), spelled("PAAAAAAAAAA", sample=1)]
+    shaped = score(records, [RIGHT, RIGHT], config(4))
+    assert [s.reward for s in shaped] == [1.0, 1.0]
+    assert [s.advantage for s in shaped] == [0.5, -0.5]
+    assert [s.advantage for s in score(records, [RIGHT, RIGHT], config(4, "std"))] == [1.0, -1.0]
+
+
+def test_without_a_buffer_there_is_no_penalty():
+    records = [spelled("PAAAA", sample=0), spelled("PAAAAAAAAAA", sample=1)]
+    assert [s.advantage for s in score(records, [RIGHT, RIGHT], config(0))] == [0.0, 0.0]
+    assert overlong_penalty(records[1], config(4).rollout, 0) == 0.0
+
+
+def test_a_sample_alone_keeps_advantage_zero_whatever_its_penalty():
+    [alone] = score([spelled("PAAAAAAAAAA")], [RIGHT], config(4))
+    assert (alone.reward, alone.advantage) == (1.0, 0.0)
 
 
 NUMBERS = st.one_of(

@@ -7,16 +7,15 @@ import dataclasses
 import pytest
 
 from config import TrainConfig, parse_config
-from data import Problem
+from data import Problem, TrainingData
 from policy import init_distributed
-from rollout.engine import RolloutStats
 from rollout.records import StopReason
 from run.console import PlainConsole
 from run.writers import RunWriter
 from tests.support.builders import record
-from tests.support.fakes import FakeChat, FakePolicy
+from tests.support.fakes import fake_parts
 from tests.support.policies import CPU
-from trainer import InfraError, Trainer, TrainingData, learning_rate
+from trainer import InfraError, Trainer, learning_rate
 
 
 def trainer(tmp_path, records, prompts=2):
@@ -29,9 +28,7 @@ def trainer(tmp_path, records, prompts=2):
     data = TrainingData(problems, [[1]] * prompts)
     writer = RunWriter(tmp_path, None, PlainConsole(steps=1))
     made = [dataclasses.replace(r) for r in records]
-    return Trainer(
-        config, FakePolicy(), lambda *_: made, RolloutStats, FakeChat(), None, data, None, tmp_path, writer
-    )  # fmt: skip
+    return Trainer(fake_parts(config, data, lambda *_: made), tmp_path, writer)
 
 
 def group(prompt: int, spans: tuple[str, str], **options):

@@ -1,19 +1,16 @@
-"""What happens to a step's scored groups before they are trained: the overlong penalty, and groups without a spread.
+"""A step's groups: which have something to compare, and what the step has sampled over its rounds.
 
-Pure functions over `Scored`, in the order they come. A group is all samples of one prompt; its rewards are equal
-exactly where all its advantages are 0.
+Pure functions over `Scored`, in the given order. A group is all samples of one prompt; its rewards are equal exactly
+where all its advantages are 0.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from config import Config, RolloutConfig
-from reward import group_advantages
 from rollout.records import RolloutRecord, Scored, StopReason
 
 
@@ -36,7 +33,7 @@ def equal_share(scored: Sequence[Scored]) -> float:
 
 
 def count_reasons(records: Sequence[RolloutRecord], scored: Sequence[Scored]) -> dict[str, int]:
-    """The ledger of a step: every trajectory once, those that the sandbox spoilt (and nobody scored) included."""
+    """The ledger of a step: every trajectory once, including those without a score because the sandbox failed."""
     counts = Counter(s.reason for s in scored)
     counts += Counter(str(r.stop) for r in records if r.stop is StopReason.TOOL_INFRA)
     return dict(counts)
@@ -46,35 +43,7 @@ def without_equal_groups(scored: Sequence[Scored]) -> list[Scored]:
     return [s for group in by_prompt(scored).values() if not is_equal(group) for s in group]
 
 
-def overlong_penalty(record: RolloutRecord, rollout: RolloutConfig, buffer: int) -> float:
-    """DAPO's soft overlong punishment (Yu et al. 2025, eq. 13), between 0 and -1.
-
-    Written with the room that was left, min over the two budgets that can cut a trajectory: the context, and the
-    tokens of a turn. 0 with at least `buffer` tokens of room, falling linearly to -1 with none.
-    """
-    longest = max(turn.end - turn.start for turn in record.turns)
-    room = min(rollout.context_length - len(record.token_ids), rollout.max_new_tokens - longest)
-    return -min(max((buffer - room) / buffer, 0.0), 1.0)
-
-
-def with_overlong_penalty(scored: Sequence[Scored], config: Config) -> list[Scored]:
-    """Advantages from reward + penalty; the recorded reward stays the grader's. Unchanged where the buffer is 0."""
-    buffer = config.loss.overlong_buffer
-    if buffer == 0:
-        return list(scored)
-    advantages: dict[tuple[int, int], float] = {}
-    for group in by_prompt(scored).values():
-        if len(group) > 1:
-            shaped = [s.reward + overlong_penalty(s.record, config.rollout, buffer) for s in group]
-            keys = [(s.record.prompt_index, s.record.sample_index) for s in group]
-            advantages.update(zip(keys, group_advantages([shaped], config.reward.scale)[0], strict=True))
-    return [
-        dataclasses.replace(s, advantage=advantages.get((s.record.prompt_index, s.record.sample_index), 0.0))
-        for s in scored
-    ]
-
-
-WALL_TIMES = ("seconds", "memory_seconds", "submit_seconds", "read_seconds", "idle_seconds", "tools_open_seconds")
+WALL_TIMES = ("seconds", "submit_seconds", "read_seconds", "idle_seconds", "tools_open_seconds")
 
 
 def over_ranks(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -90,7 +59,7 @@ class SampledStep:
     indices: list[int] = field(default_factory=list)  # the problem of each prompt_index
     records: list[RolloutRecord] = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
-    trained: list[Scored] = field(default_factory=list)  # with refills, those of groups that have a spread
+    trained: list[Scored] = field(default_factory=list)  # with refills, only those of groups with a spread
     rollout_stats: dict[str, Any] = field(default_factory=dict)  # summed over the rounds
     rounds: int = 0
 
@@ -112,7 +81,7 @@ class SampledStep:
             "decode_tokens_per_second": s["decode_tokens"] / max(s["seconds"], 1e-9),
             "occupancy": s["running_rows"] / max(s["row_slots"], 1),
             "tools_running": s["tool_seconds"] / max(s["seconds"], 1e-9),
-            # Of the time in which a tool ran, the share in which other rows decoded.
+            # Of the time in which a tool ran, the share in which other trajectories decoded.
             "tools_hidden": 1 - s["idle_seconds"] / max(s["tools_open_seconds"], s["idle_seconds"], 1e-9),
         }
         return {f"rollout_{name}": value for name, value in (s | rates).items()}

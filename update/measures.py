@@ -1,4 +1,4 @@
-"""What an update's tokens tell: collected without waiting for the device, gathered over ranks, then summed up once.
+"""The figures of an update's tokens: collected without waiting for the device, gathered over ranks, reduced once.
 
 The gap of a token is d = training log-probability - recorded sampling log-probability. Percentiles and the effective
 sample size need every token, so the columns themselves are gathered (a few floats a token), at the end of an update.
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-LOG_RATIO_BOUND = 20.0  # for exp(d) alone; max and p99 show what lies beyond
+LOG_RATIO_BOUND = 20.0  # for exp(d) alone; max and p99 are unbounded
 DISTANCES = (1, 4, 16, 64)  # ends of the ranges of sampled tokens since a tool result
 LAST_TURN = 8  # turns from here on are counted together
 
@@ -35,7 +35,7 @@ class TokenColumns:
     importance: Tensor
     importance_cut: Tensor  # 0 or 1
     kl: Tensor  # the estimate, 0 where there is no reference
-    balance: Tensor  # of the routers, 1 where even; 0 where it is not asked for
+    balance: Tensor  # of the routers, 1 where even; 0 where it is off
     flips: Tensor  # share of layers whose experts differ from those of sampling; NaN in a dense model
     divergence: Tensor  # from the teacher; these three are 0 where there is none
     teacher_gap: Tensor  # log policy - log teacher of the token
@@ -88,7 +88,7 @@ class GapFigures:
 class TeacherFigures:
     """How far the policy is from its teacher, per trained token."""
 
-    divergence: float  # what loss.distill_weight trains down; of "sampled" the estimate of the reverse KL
+    divergence: float  # what loss.distill_weight minimises; for "sampled" the estimate of the reverse KL
     gap: float  # mean log policy - log teacher: the estimate of KL(policy || teacher) whatever the divergence
     entropy: float  # of the teacher, nats
     by_turn: dict[str, float]  # the divergence in the first, second, .. turn

@@ -1,13 +1,10 @@
 """Which trajectories an update trains, with which weight: from scored records to micro-batches, for every rank alike.
 
-The denominators of every loss are fixed here, from the records of all ranks, before the first forward:
-
-    dapo, cispo   1 / sampled tokens of the mini-batch                       (mean over tokens)
-    grpo, gspo    1 / (trajectories of the mini-batch x the row's tokens)    (mean of trajectory means)
-    dr_grpo       1 / (trajectories of the mini-batch x the token budget)    (no row length: Dr. GRPO)
+The denominators of every loss are fixed here, from the records of all ranks, before the first forward; their formulas
+are `token_weights` of `losses.LOSSES`.
 
 A trajectory of advantage 0 counts in them although it adds nothing, so that the step size does not jump with the share
-of equal groups; what loss.overlong_mask, rollout.max_refills or a broken sandbox take out counts nowhere.
+of equal groups. What loss.overlong_mask, rollout.max_refills or a broken sandbox takes out counts nowhere.
 """
 
 from __future__ import annotations
@@ -15,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from config import Config, RolloutConfig
-from data import ResponseTokenBatch, collate
 from rollout.records import Scored, StopReason
+from update.batch import ResponseTokenBatch, collate
 from update.groups import by_prompt, equal_share, is_equal
+from update.losses import loss_named
 
 CUT = frozenset({StopReason.TURN_TOKENS, StopReason.CONTEXT_FULL})  # ran out of tokens
 
@@ -55,16 +53,10 @@ def why_no_update(scored: Sequence[Scored], config: Config) -> str:
 
 
 def token_weights(scored: Sequence[Scored], policy: str, budget: int) -> list[float]:
-    """The weight of each record's sampled tokens; see the table above.
-
-    budget: most tokens that a trajectory can sample; dr_grpo alone uses it
-    """
-    if policy in ("dapo", "cispo"):
-        return [1.0 / sum(s.record.num_sampled for s in scored)] * len(scored)
-    if policy == "dr_grpo":
-        return [1.0 / (len(scored) * budget)] * len(scored)
-    return [1.0 / (len(scored) * s.record.num_sampled) for s in scored]
+    """The weight of each record's sampled tokens, its denominator included. budget: of `token_budget`."""
+    return loss_named(policy).token_weights([s.record.num_sampled for s in scored], budget)
 
 
 def token_budget(rollout: RolloutConfig) -> int:
+    """The most tokens that a trajectory can sample."""
     return min(rollout.max_turns * rollout.max_new_tokens, rollout.context_length)

@@ -1,7 +1,7 @@
-"""The frozen policy of before training, against which `loss.kl_coef` measures.
+"""The frozen policy from before training, against which `loss.kl_coef` measures.
 
-It holds its own copy of the weights. With `loss.kl_reference` "cpu" they wait in host memory and visit the device for
-their one forward of a step: slower by two copies, but no device memory during rollout and update. The forward is the
+It holds its own copy of the weights. With `loss.kl_reference` "cpu" they wait in host memory and move to the device
+for one forward a step: slower by two copies, but no device memory during rollout and update. The forward is the
 policy's own (same attention, same head walk), so an untrained policy has a KL of exactly 0.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 class Reference:
     def __init__(self, module: nn.Module, device: torch.device, stays: bool):
-        """module: a packed batch in, `TokenLogprobs` out; stays: its weights keep to the device between calls."""
+        """module: a packed batch in, `TokenLogprobs` out; stays: keeps its weights on the device between calls"""
         self._module = module.requires_grad_(False).eval()
         self._device, self._home = device, device if stays else torch.device("cpu")
         self._module.to(self._home)

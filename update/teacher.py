@@ -1,19 +1,24 @@
 """The teacher of on-policy distillation: one pass over the policy's own trajectories before each update.
 
-It leaves its last hidden states in host memory, not its logits (at V = 151,936 and H = 4,096 a 37th of the bytes, and
-exact): the update multiplies them with the teacher's head again, chunk by chunk. For `teacher.divergence` "sampled" it
-leaves the log-probabilities of the sampled tokens alone. Prompts may be others than the policy's (privileged context):
-the response, sampled tokens and tool results alike, is the same, and tokens are matched by their place in it.
+The pass keeps the teacher's last hidden states in host memory, not its logits (at V = 151,936 and H = 4,096 a 37th of
+the bytes, and exact): the update multiplies them with the teacher's head again, chunk by chunk. For
+`teacher.divergence` "sampled" it keeps the log-probabilities of the sampled tokens alone. The teacher may read other
+prompts than the policy (privileged context): the response, sampled tokens and tool results alike, is the same, and
+tokens are matched by their place in it.
 
-Invariants: nothing of a teacher has a gradient or an optimizer; but for the running mean of source "ema" nothing of it
-is in a checkpoint.
+`Resident`, `Live`, `Parked`, `RunningMean` and `Sharded` say where the teacher's weights wait. Each brings them to the
+device for a pass and gives the LM head, which outlives the pass, since the update multiplies with it.
+
+Invariants: a teacher has no gradient and no optimizer; a checkpoint holds nothing of it but the running mean of source
+"ema".
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -32,7 +37,7 @@ class Teacher:
     ):  # fmt: skip
         """module: a packed batch in, hidden states [M, H'] out (`modeling.packed_model.PredictingStates`)
         present: brings the weights to the device for a pass; gives the LM head, which stays valid after it
-        vocabulary: rows of the policy's head; further ones of the teacher's take no part
+        vocabulary: rows of the policy's head; further rows of the teacher's head are left out
         """
         self._module, self._present, self.measure, self._device = module, present, measure, device
         self._vocabulary = vocabulary
@@ -44,7 +49,7 @@ class Teacher:
 
     @torch.no_grad()
     def lessons(self, minibatches: Sequence[Sequence[Any]], prompts: Sequence[Sequence[int]]) -> list[list[Lesson]]:
-        """For each micro-batch of each update. Collective with weights that ZeRO-3 has dealt out.
+        """For each micro-batch of each update. Collective where ZeRO-3 partitions the weights.
 
         prompts: what the teacher reads in place of each prompt, by prompt_index; empty: the policy's own
         """
@@ -61,7 +66,7 @@ class Teacher:
 
     def _lesson(self, batch: Any, head: Tensor) -> Lesson:
         batch = batch.to(self._device)
-        # A row that pads the policy's longer head may be drawn; the teacher reads its own last row in its place.
+        # The policy may sample a padding id outside the teacher's vocabulary; the teacher reads its last id instead.
         ids = batch.input_ids.clamp(max=self.model.config.vocab_size - 1)
         hidden = self._module(dataclasses.replace(batch, input_ids=ids))
         if self.measure.kind == "sampled":
@@ -69,8 +74,8 @@ class Teacher:
         return TeacherStates(_to_host(hidden), head, self.measure)
 
     def _of_targets(self, hidden: Tensor, head: Tensor, batch: Any) -> TokenLogprobs:
-        """Of the sampled tokens. Of one that is no row of the teacher's head, and so no token of the tokenizer, the
-        policy's own log-probability: nothing is said of it."""
+        """Log-probabilities of the sampled tokens. A padding id outside the teacher's head gets the policy's own
+        log-probability, so that it has no gap."""
         known = batch.targets < head.shape[0]
         out = token_logprobs(hidden, head, batch.targets.where(known, 0), self.measure.temperature)
         return dataclasses.replace(out, logprobs=out.logprobs.where(known, batch.behaviour_logprobs))
@@ -86,7 +91,7 @@ def _to_host(hidden: Tensor) -> Tensor:
 def with_prompts(batch: Any, prompts: Sequence[Sequence[int]]) -> Any:
     """The same responses after other prompts: predictors move with them, targets stay.
 
-    batch: a `data.ResponseTokenBatch`; prompts: by prompt_index
+    batch: a `update.batch.ResponseTokenBatch`; prompts: by prompt_index
     """
     ids: list[int] = []
     positions: list[int] = []
@@ -111,5 +116,133 @@ def with_prompts(batch: Any, prompts: Sequence[Sequence[int]]) -> Any:
 
 
 def privileged(template: str, problem: Any) -> str:
-    """What is appended to the user turn: teacher.privilege with the problem's answer and hint in it."""
+    """The text appended to the user turn: teacher.privilege with the problem's answer and hint filled in."""
     return template.replace("{answer}", problem.answer).replace("{hint}", problem.hint)
+
+
+def head_of(model: Any) -> Tensor:
+    return model.get_output_embeddings().weight.detach()  # [V, H']
+
+
+def frozen(model: nn.Module) -> nn.Module:
+    return model.requires_grad_(False).eval()
+
+
+class Resident:
+    """Weights that stay on the device: a separate teacher, or the policy without its adapters."""
+
+    def __init__(self, model: Any, around: Callable[[], Any] = contextlib.nullcontext):
+        self._model, self._around = model, around
+
+    @contextmanager
+    def __call__(self) -> Iterator[Tensor]:
+        with self._around():
+            yield head_of(self._model)
+
+
+class Live:
+    """The policy's weights as they are at the pass; the head is a copy, since several updates may follow."""
+
+    def __init__(self, model: Any):
+        self._model = model
+
+    @contextmanager
+    def __call__(self) -> Iterator[Tensor]:
+        yield head_of(self._model).clone()
+
+
+class Parked:
+    """Weights that wait in host memory (pinned, for the full bus rate) and are copied to the device for a pass.
+
+    Nothing is copied back: they do not change.
+    """
+
+    def __init__(self, model: Any, device: torch.device):
+        """model: on the host"""
+        self._model, self._device = model, device
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(device)
+        pin = device.type == "cuda"
+        self._waiting = [(p, p.data.pin_memory() if pin else p.data) for p in model.parameters()]
+
+    @contextmanager
+    def __call__(self) -> Iterator[Tensor]:
+        for parameter, data in self._waiting:
+            parameter.data = data.to(self._device, non_blocking=True)
+        try:
+            yield head_of(self._model)
+        finally:
+            for parameter, data in self._waiting:
+                parameter.data = data
+
+
+class RunningMean:
+    """The exponential mean of the policy's weights, one move toward them before each pass.
+
+    Kept in fp32, since a move of 1 % is lost in bf16; on the device or on the host.
+    """
+
+    def __init__(self, model: Any, policy_model: Any, decay: float, device: torch.device, home: torch.device):
+        """model: the policy as it was before training; it holds the mean during a pass"""
+        self._model, self._device, self._decay = model.to(device), device, decay
+        self._names = [name for name, _ in model.named_parameters()]
+        self._live = [dict(policy_model.named_parameters())[name] for name in self._names]
+        self._mean = [p.data.to(home, torch.float32, copy=True) for p in model.parameters()]
+        self._release()
+
+    @contextmanager
+    def __call__(self) -> Iterator[Tensor]:
+        for parameter, mean, live in zip(self._model.parameters(), self._mean, self._live, strict=True):
+            mean.lerp_(live.detach().to(mean.device, torch.float32), 1 - self._decay)
+            parameter.data = mean.to(self._device, live.dtype, copy=True)
+        try:
+            yield head_of(self._model)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        for parameter in self._model.parameters():
+            parameter.data = torch.empty(0, dtype=parameter.dtype)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return dict(zip(self._names, self._mean, strict=True))
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, mean in zip(self._names, self._mean, strict=True):
+            mean.copy_(state[name])
+
+
+class Sharded:
+    """Weights partitioned over the host memory of all ranks by ZeRO-3, which gathers each layer for its forward.
+
+    Every rank makes equally many forwards (`update.batch.collate` sees to it). The head is gathered once and kept.
+    """
+
+    def __init__(self, module: nn.Module, model: Any):
+        """module: the callable around `model`; both whole, on the host"""
+        import deepspeed
+
+        zero_config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "zero_optimization": {
+                "stage": 3,
+                "offload_param": {"device": "cpu", "pin_memory": True},
+                # On, it would replace torch's linear in the whole process for good, and the policy round otherwise.
+                "memory_efficient_linear": False,
+            },
+            "bf16": {"enabled": head_of(model).dtype == torch.bfloat16},
+            "steps_per_print": 1 << 40,
+        }
+        # Tensor by tensor: never whole on the device.
+        deepspeed.zero.Init(module=module, config_dict_or_path=zero_config)
+        engine, *_ = deepspeed.initialize(model=module, config=zero_config)
+        self._engine = engine  # its hooks gather
+        for buffer in module.buffers():
+            buffer.data = buffer.data.to(engine.device)
+        weight = model.get_output_embeddings().weight
+        with deepspeed.zero.GatheredParameters([weight]):
+            self._head = weight.detach().clone().to(engine.device)
+
+    @contextmanager
+    def __call__(self) -> Iterator[Tensor]:
+        yield self._head

@@ -1,8 +1,8 @@
 """The updates of one rollout: micro-batches through the policy and the loss, gradients summed, figures gathered.
 
-Invariants: the old log-probabilities of every mini-batch are those of the weights that sampled, computed under the
-same micro-batches (`loss.old_policy` "rollout"), so the first ratio is exactly 1; inside an update the host never
-waits for the device; a loss or gradient that is not finite changes no weight on any rank.
+Invariants: with `loss.old_policy` "rollout" the old log-probabilities of every mini-batch are those of the weights
+that sampled, computed under the same micro-batches, so the first ratio is exactly 1. Inside an update the host never
+waits for the device. A loss or gradient that is not finite changes no weight on any rank.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from config import LossConfig
-from data import ResponseTokenBatch
 from modeling.divergence import Lesson, TeacherStates
 from modeling.logprob import TokenLogprobs
-from update.corrections import importance_weights
-from update.losses import TokenLosses, kl_penalty, policy_losses
+from update.batch import ResponseTokenBatch
+from update.losses import importance_weights, kl_penalty, policy_losses
 from update.measures import GapFigures, TeacherFigures, TokenColumns, gap_figures, teacher_figures
 
 Batches = Sequence[ResponseTokenBatch]
@@ -47,7 +46,7 @@ class OneUpdate:
 
     loss: float
     grad_norm: float  # before clipping; not finite where the step was skipped
-    tokens: int  # rows of advantage 0 are left out, as in the forward, unless `loss.needs_every_row`
+    tokens: int  # without trajectories of advantage 0, as in the forward, unless `loss.needs_every_row`
     clip_fraction: float
     entropy: float  # nats a token
     ratio_error: float  # largest |ratio - 1|; exactly 0 in the first update
@@ -78,7 +77,7 @@ class UpdateStats:
         return sum(u.tokens for u in self.updates)
 
     def row(self, loss: LossConfig) -> dict[str, Any]:
-        """For metrics.jsonl: sums and token means over the updates, what is off left out, None for a NaN."""
+        """For metrics.jsonl: sums and token means over the updates, without terms that are off; None for a NaN."""
         row: dict[str, Any] = {"loss": _mean([u.loss for u in self.updates]), "tokens": self.tokens}
         row |= {name: self._token_mean(name) for name in ("clip_fraction", "entropy", "top1_agreement")}
         row["grad_norm"] = _mean([u.grad_norm for u in self.updates])
@@ -108,17 +107,17 @@ def update(
     policy: TrainablePolicy, minibatches: Sequence[Batches], loss: LossConfig, learning_rate: float,
     lessons: Sequence[Sequence[Lesson]] | None = None,
 ) -> UpdateStats:  # fmt: skip
-    """Trains once on each mini-batch: this rank's micro-batches of it, of which every rank brings equally many.
+    """Trains once on each mini-batch, given as this rank's micro-batches; every rank has equally many.
 
-    lessons: the teacher's for each of them, with loss.distill_weight above 0
+    lessons: the teacher's for each micro-batch, with loss.distill_weight above 0
     """
     policy.train()
     on_device = [[batch.to(policy.device) for batch in batches] for batches in minibatches]
     old = _old_logprobs(policy, on_device, loss)
     reference = _reference_logprobs(policy, on_device, loss)
     updates, columns = [], []
-    taught: Sequence[Sequence[Lesson] | None] = lessons or [None] * len(minibatches)
-    for batches, olds, references, given in zip(on_device, old, reference, taught, strict=True):
+    each: Sequence[Sequence[Lesson] | None] = lessons or [None] * len(minibatches)
+    for batches, olds, references, given in zip(on_device, old, reference, each, strict=True):
         one, tokens = _one_update(policy, batches, olds, references, given, loss, learning_rate)
         updates.append(one)
         columns.append(tokens)
@@ -129,7 +128,7 @@ def update(
 def _old_logprobs(
     policy: TrainablePolicy, minibatches: Sequence[Batches], loss: LossConfig
 ) -> list[list[Tensor] | None]:
-    """Of each micro-batch at the present weights; None where they are those of the update's own forward."""
+    """Those of each micro-batch at the present weights; None where the update's own forward gives them."""
     if loss.old_policy == "update":
         return [None] * len(minibatches)
     return [None, *([policy.frozen_logprobs(batch) for batch in batches] for batches in minibatches[1:])]
@@ -169,6 +168,14 @@ def _one_update(
     return _summary(total.item(), grad_norm, tokens), tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One summand of the loss of a token, and the columns that it shows of itself."""
+
+    values: Tensor  # [M] differentiable
+    figures: dict[str, Tensor]  # columns of `TokenColumns`  # [M] each
+
+
 def batch_loss(
     out: TokenLogprobs, batch: ResponseTokenBatch, old: Tensor, reference: Tensor | None, loss: LossConfig,
     lesson: Lesson | None = None,
@@ -178,59 +185,67 @@ def batch_loss(
         weight x ((1 - distill_weight) x importance x policy loss + distill_weight x divergence + kl_coef x KL
                   + router_balance x balance)
 
-    where the divergence "sampled" is importance x policy loss too, with log teacher - log policy as the advantage.
+    where the divergence "sampled" is importance x policy loss as well, with log teacher - log policy as the advantage.
 
     old, reference  # [M] each, no gradient
     """
-    num_rows = len(batch.lengths)
-    policy = policy_losses(out.logprobs, old, batch.advantages, batch.rows, num_rows, loss)
-    corrected = importance_weights(old, batch.behaviour_logprobs, batch.rows, num_rows, loss)
-    mixed = TokenLosses(corrected.weights * policy.values, policy.clipped)
-    taught: tuple[Tensor, Tensor, Tensor] | None = None  # divergence, gap, entropy of the teacher
-    if isinstance(lesson, TokenLogprobs):
-        mixed, taught = _imitating(mixed, corrected.weights, out, batch, old, loss, lesson)
-    elif out.divergences:
-        mixed = TokenLosses((1 - loss.distill_weight) * mixed.values, mixed.clipped)
-        taught = (out.divergences.values, out.divergences.gap, out.divergences.entropy)
-    values, nothing = mixed.values, torch.zeros_like(old)
-    kl = balance = nothing
+    sampled = lesson if isinstance(lesson, TokenLogprobs) else None  # the teacher's log-probs of sampled tokens alone
+    share = loss.distill_weight if sampled or out.divergences else 0.0
+    importance = importance_weights(old, batch.behaviour_logprobs, batch.rows, len(batch.lengths), loss)
+    policy = policy_losses(out.logprobs, old, batch.advantages, batch.rows, len(batch.lengths), loss)
+    terms = [Term((1 - share) * (importance.weights * policy.values), {"clipped": policy.clipped})]
+    if sampled:
+        terms.append(_imitation(out, batch, old, sampled, share * importance.weights, policy.clipped, loss))
     if reference is not None:
         kl = kl_penalty(out.logprobs, reference, loss.kl_estimator)
-        values = values + loss.kl_coef * kl
+        terms.append(Term(loss.kl_coef * kl, {"kl": kl}))
     if out.balance is not None:
-        balance, values = out.balance, values + loss.router_balance * out.balance
-    present = out.logprobs.detach()
-    columns = TokenColumns(
+        terms.append(Term(loss.router_balance * out.balance, {"balance": out.balance}))
+    value = (batch.weights * sum(term.values for term in terms)).sum()
+    figures = {"importance": importance.weights, "importance_cut": importance.cut}
+    for term in terms:
+        figures |= term.figures
+    if out.divergences:  # already summed over the tokens with their weights
+        value = value + share * out.divergences.loss
+        figures |= _teacher_figures(out.divergences.values, out.divergences.gap, out.divergences.entropy)
+    return value, _columns(out, batch, old, figures)
+
+
+def _imitation(
+    out: TokenLogprobs, batch: ResponseTokenBatch, old: Tensor, lesson: TokenLogprobs, scale: Tensor,
+    clipped: Tensor, loss: LossConfig,
+) -> Term:  # fmt: skip
+    """The divergence "sampled": a policy loss that raises what the teacher finds likelier.
+
+    scale: of each token; clipped: the tokens that the policy loss clips  # [M] each
+    """
+    gap = batch.behaviour_logprobs - lesson.logprobs
+    imitation = policy_losses(out.logprobs, old, -gap, batch.rows, len(batch.lengths), loss)
+    figures = _teacher_figures(gap, gap, lesson.entropy) | {"clipped": clipped | imitation.clipped}
+    return Term(scale * imitation.values, figures)
+
+
+def _teacher_figures(divergence: Tensor, gap: Tensor, entropy: Tensor) -> dict[str, Tensor]:
+    return {"divergence": divergence, "teacher_gap": gap, "teacher_entropy": entropy}
+
+
+def _columns(out: TokenLogprobs, batch: ResponseTokenBatch, old: Tensor, figures: dict[str, Tensor]) -> TokenColumns:
+    """figures: those of the terms; a term that is off shows 0."""
+    present, nothing = out.logprobs.detach(), torch.zeros_like(old)
+    names = ("kl", "balance", "divergence", "teacher_gap", "teacher_entropy")
+    shown: dict[str, Tensor] = dict.fromkeys(names, nothing) | {n: v.detach() for n, v in figures.items()}
+    return TokenColumns(
         gap=present - batch.behaviour_logprobs,
         old_gap=old - batch.behaviour_logprobs,
         turns=batch.turns,
         since_tool=batch.since_tool,
         entropy=out.entropy,
         top1=nothing if out.top1 is None else out.top1,
-        clipped=mixed.clipped,
         ratio_error=torch.expm1(present - old).abs(),
-        importance=corrected.weights,
-        importance_cut=corrected.cut,
-        kl=kl.detach(),
-        balance=balance.detach(),
         flips=torch.full_like(old, math.nan) if out.flips is None else out.flips,
-        **dict(zip(("divergence", "teacher_gap", "teacher_entropy"), taught or (nothing,) * 3, strict=True)),
         trained=batch.weights > 0,
+        **shown,
     )
-    value = (batch.weights * values).sum()
-    return (value + loss.distill_weight * out.divergences.loss if out.divergences else value), columns
-
-
-def _imitating(
-    policy: TokenLosses, weights: Tensor, out: TokenLogprobs, batch: ResponseTokenBatch, old: Tensor,
-    loss: LossConfig, lesson: TokenLogprobs,
-) -> tuple[TokenLosses, tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
-    """The policy loss mixed with one that raises what the teacher finds likelier; gap, gap and teacher's entropy."""
-    gap = batch.behaviour_logprobs - lesson.logprobs
-    imitation = policy_losses(out.logprobs, old, -gap, batch.rows, len(batch.lengths), loss)
-    share = loss.distill_weight
-    values = (1 - share) * policy.values + share * weights * imitation.values
-    return TokenLosses(values, policy.clipped | imitation.clipped), (gap, gap, lesson.entropy)
 
 
 def _summary(loss: float, grad_norm: float, tokens: TokenColumns) -> OneUpdate:
@@ -254,7 +269,7 @@ def _summary(loss: float, grad_norm: float, tokens: TokenColumns) -> OneUpdate:
 
 
 def _gaps(columns: Sequence[TokenColumns], loss: LossConfig) -> tuple[GapFigures, GapFigures | None]:
-    """The gap at the weights that sampled, over every token that was forwarded there, and the gap after they moved."""
+    """The gap at the weights that sampled, over every token with a forward there, and the gap at later weights."""
     there = columns if loss.old_policy == "rollout" else columns[:1]
     first = TokenColumns.concatenate(there)
     mismatch = gap_figures(first.old_gap, first.turns, first.since_tool)
@@ -276,7 +291,7 @@ def _flat(one: OneUpdate) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity: None in their place."""
+    """Replaces NaN and infinity, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {key: _finite(v) for key, v in value.items()}
     if isinstance(value, list):

@@ -1,11 +1,12 @@
-"""What the trainer asks of a chat format, and which format each model family has."""
+"""What the trainer asks of a chat format, and the formats by the names that `modeling.families` gives them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from config import ConfigError, ModelConfig
+from modeling.families import FAMILIES
 from rollout.chat.toolcall import Parsed
 
 if TYPE_CHECKING:
@@ -46,14 +47,13 @@ def make_chat(model_type: str, tokenizer: PreTrainedTokenizerBase, tools: Tools,
     Raises ConfigError for a family without one and for a setting that the family's format does not have,
     ChatTemplateError for a tokenizer or template that trajectories cannot be built on.
     """
-    if model_type in ("qwen3", "qwen2", "llama"):
-        return _template_chat(model_type, tokenizer, tools, model)
-    if model_type == "gpt_oss":
-        return _harmony_chat(tokenizer, tools, model)
-    raise ConfigError(
-        "model.path", model.path,
-        f"model type {model_type!r} has no chat format here; name a model of type gpt_oss, llama, qwen2 or qwen3",
-    )  # fmt: skip
+    if model_type not in FAMILIES:
+        *others, last = sorted(FAMILIES)
+        raise ConfigError(
+            "model.path", model.path,
+            f"model type {model_type!r} has no chat format here; name a model of type {', '.join(others)} or {last}",
+        )  # fmt: skip
+    return CHATS[FAMILIES[model_type].chat](model_type, tokenizer, tools, model)
 
 
 def _template_chat(model_type: str, tokenizer: PreTrainedTokenizerBase, tools: Tools, model: ModelConfig) -> Chat:
@@ -68,7 +68,7 @@ def _template_chat(model_type: str, tokenizer: PreTrainedTokenizerBase, tools: T
     return Qwen3Chat(tokenizer, tools, model.enable_thinking)
 
 
-def _harmony_chat(tokenizer: PreTrainedTokenizerBase, tools: Tools, model: ModelConfig) -> Chat:
+def _harmony_chat(_: str, tokenizer: PreTrainedTokenizerBase, tools: Tools, model: ModelConfig) -> Chat:
     from rollout.chat.harmony import DEFAULT_DATE, DEFAULT_EFFORT, HarmonyChat
 
     if not model.enable_thinking:
@@ -78,3 +78,9 @@ def _harmony_chat(tokenizer: PreTrainedTokenizerBase, tools: Tools, model: Model
     return HarmonyChat(
         tokenizer, tools, model.reasoning_effort or DEFAULT_EFFORT, model.current_date or DEFAULT_DATE
     )  # fmt: skip
+
+
+CHATS: dict[str, Callable[[str, PreTrainedTokenizerBase, Tools, ModelConfig], Chat]] = {
+    "template": _template_chat,
+    "harmony": _harmony_chat,
+}

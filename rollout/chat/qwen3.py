@@ -41,7 +41,7 @@ _RESULTS = (' \n"probe" \\ é <b> 1\n ', "probe result 2")
 
 
 class ChatTemplateError(UserError, ValueError):
-    """A tokenizer or chat template that trajectories cannot be built on exactly. The message names the mend."""
+    """A tokenizer or chat template that trajectories cannot be built on exactly. The message names the fix."""
 
 
 @dataclass(frozen=True, slots=True)

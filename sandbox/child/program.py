@@ -7,6 +7,7 @@ that are alive at exit do not run, since a hanging `__del__` must not turn a fin
 
 from __future__ import annotations
 
+import _ast
 import _sitebuiltins
 import atexit
 import builtins
@@ -17,10 +18,10 @@ import os
 import sys
 import traceback
 import types
-from typing import NamedTuple, TextIO
+from typing import NamedTuple, TextIO, cast
 
 from sandbox import control
-from sandbox.child import imports, processes, seeds, source
+from sandbox.child import imports, processes, seeds
 from sandbox.layers import limits
 
 FILE = "<python>"  # the program's file name in tracebacks
@@ -83,17 +84,17 @@ def run(code: bytes, seed: int, show_last: bool, filter_imports: bool, *, wind_d
 
 
 def _run(code: bytes, seed: int, show_last: bool, filter_imports: bool) -> Outcome:
-    text = source.unwrap(code.decode("utf-8", "surrogatepass"))
+    text = unwrap(code.decode("utf-8", "surrogatepass"))
     linecache.cache[FILE] = (len(text), None, text.splitlines(keepends=True), FILE)
     filter_imports = filter_imports and imports.may_refuse(text)
-    body, last = source.parse(text, FILE, show_last, filter_imports)
+    body, last = parse(text, FILE, show_last, filter_imports)
     if filter_imports:
         refusal = imports.refusal(body, last)
         if refusal:
             sys.stderr.write(f"Refused: {refusal}\n")
             return Outcome(control.REFUSED, "Refused")
-    program = source.finish(body, FILE, "exec")
-    expression = source.finish(last, FILE, "eval") if last is not None else None  # before anything runs
+    program = _compiled(body, FILE, "exec")
+    expression = _compiled(last, FILE, "eval") if last is not None else None  # before anything runs
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
@@ -151,3 +152,39 @@ def _exit(error: SystemExit, stderr: TextIO) -> Outcome:
         stderr.write(f"{code}\n")
         code = 1
     return Outcome(control.EXIT, "SystemExit", code & 0xFF)
+
+
+def unwrap(text: str) -> str:
+    """Removes a byte-order mark, and a Markdown fence that is opened on the first line and closed on the last."""
+    text = text.removeprefix("\ufeff")
+    opening, _, rest = text.strip().partition("\n")
+    body, newline, closing = rest.rpartition("\n")
+    for mark in "`~":
+        fence = mark * (len(opening) - len(opening.lstrip(mark)))
+        info = opening[len(fence) :]
+        if len(fence) >= 3 and mark not in info and closing.startswith(fence) and not closing.strip(mark + " "):
+            return body + newline
+    return text
+
+
+def parse(
+    text: str, file: str, show_last: bool, tree: bool
+) -> tuple[types.CodeType | _ast.Module, _ast.Expression | None]:
+    """(program, last expression or None); the program stays a tree where someone looks at it, else it is code.
+
+    Raises what Python's own compiler raises.
+    """
+    if not (show_last or tree):
+        return compile(text, file, "exec", dont_inherit=True), None
+    module = cast(_ast.Module, compile(text, file, "exec", _ast.PyCF_ONLY_AST, dont_inherit=True))
+    end = module.body[-1] if show_last and module.body else None
+    if not isinstance(end, _ast.Expr):
+        return module, None
+    del module.body[-1]
+    return module, _ast.Expression(end.value)
+
+
+def _compiled(program: types.CodeType | _ast.Module | _ast.Expression, file: str, mode: str) -> types.CodeType:
+    if isinstance(program, types.CodeType):
+        return program
+    return compile(program, file, mode, dont_inherit=True)

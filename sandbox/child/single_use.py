@@ -15,7 +15,7 @@ from sandbox.layers.isolation import Isolation
 CONTROL_FD = 3
 
 
-def live(fds: tuple[int, int, int], slot: int, box: Isolation) -> None:
+def live(fds: tuple[int, int, int], number: int, box: Isolation) -> None:
     """Runs in the forked child. Returns when the outcome is written; the caller ends the process."""
     _place(*fds)
     # A group of its own, so that signals to the group stay inside; not a session, since Linux shares the processor
@@ -24,7 +24,7 @@ def live(fds: tuple[int, int, int], slot: int, box: Isolation) -> None:
     # The C functions below the signal module, whose enumerations touch (and so copy) 80 pages in every child.
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
-    box.enter_child(slot)
+    box.enter_child(number)
     os.closerange(CONTROL_FD + 1, limits.ZYGOTE_FDS)
     os.write(CONTROL_FD, control.READY)
     length, seed, timeout_s, show_last, filter_imports = control.PROGRAM.unpack(_read(control.PROGRAM.size))

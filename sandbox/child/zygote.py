@@ -31,8 +31,8 @@ class Zygote:
     def __init__(self, sock: socket.socket, box: isolation.Isolation):
         self._socket = sock
         self._box = box
-        self._slots: dict[int, int] = {}  # pid -> slot
-        self._pids: dict[int, int] = {}  # slot -> pid
+        self._numbers: dict[int, int] = {}  # pid -> the child's number
+        self._pids: dict[int, int] = {}  # the child's number -> pid
 
     def serve(self) -> None:
         """Obeys orders until the broker's end closes, then kills every child."""
@@ -47,31 +47,31 @@ class Zygote:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
             if len(data) < control.ORDER.size:
                 break
-            order, slot = control.ORDER.unpack(data)
+            order, number = control.ORDER.unpack(data)
             if order == control.FORK:
                 fds = array.array("i", ancillary[0][2])
-                self._start(slot, (fds[0], fds[1], fds[2]))
+                self._start(number, (fds[0], fds[1], fds[2]))
                 for fd in fds:
                     os.close(fd)
-            elif slot in self._pids:
-                os.kill(self._pids[slot], signal.SIGKILL)
-        for pid in self._slots:
+            elif number in self._pids:
+                os.kill(self._pids[number], signal.SIGKILL)
+        for pid in self._numbers:
             os.kill(pid, signal.SIGKILL)
 
-    def _start(self, slot: int, fds: tuple[int, int, int]) -> None:
+    def _start(self, number: int, fds: tuple[int, int, int]) -> None:
         try:
             pid = _fork()
         except OSError as error:  # no memory or no process left: the broker waits and tries again
             os.write(fds[2], f"fork: {error}".encode())
-            self._socket.sendall(control.DEATH.pack(slot, 1 << 8, 0.0, 0))
+            self._socket.sendall(control.DEATH.pack(number, 1 << 8, 0.0, 0))
             return
         if pid:
-            self._slots[pid] = slot
-            self._pids[slot] = pid
+            self._numbers[pid] = number
+            self._pids[number] = pid
             return
         status = 70
         try:
-            child.live(fds, slot, self._box)
+            child.live(fds, number, self._box)
             status = 0
         except Exception as error:  # a forked child must not go on as a zygote; the broker reads why it died
             os.write(2, f"{type(error).__name__}: {error}".encode())
@@ -86,10 +86,10 @@ class Zygote:
                 return
             if not pid:
                 return
-            slot = self._slots.pop(pid, None)
-            if slot is not None:
-                del self._pids[slot]
-                record = control.DEATH.pack(slot, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10)
+            number = self._numbers.pop(pid, None)
+            if number is not None:
+                del self._pids[number]
+                record = control.DEATH.pack(number, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10)
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     self._socket.sendall(record)
 

@@ -54,13 +54,13 @@ class Isolation:
         """Fixes the address space of children: the zygote's own, now that everything is imported, and the limit."""
         self._address_space = virtual_bytes + self.plan.memory_bytes
 
-    def enter_child(self, slot: int) -> None:
+    def enter_child(self, number: int) -> None:
         """Shuts a forked child in, descriptors excepted. Raises OSError."""
         plan = self.plan
         if plan.namespaces:
             namespaces.mount_scratch()
         else:
-            scratch = os.path.join(plan.scratch_base, str(slot))
+            scratch = os.path.join(plan.scratch_base, str(number))
             os.mkdir(scratch, 0o700)
             os.chdir(scratch)
             os.environ.update(dict.fromkeys(limits.SCRATCH_VARIABLES, scratch))

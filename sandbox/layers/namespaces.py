@@ -29,7 +29,7 @@ _ALL = kernel.NEW_MOUNT | kernel.NEW_PID | kernel.NEW_NET | kernel.NEW_IPC | ker
 def leave(as_root: bool) -> None:
     """Moves this process into new namespaces; its next fork is process 1 of the new process namespace.
 
-    `as_root` takes the first of the two ways in; `enter` has to be told the same. Raises OSError.
+    `as_root` takes the first of the two ways in; `enter` needs the same value. Raises OSError.
     """
     uid, gid = os.geteuid(), os.getegid()
     kernel.unshare(_ALL if as_root else _ALL | kernel.NEW_USER)

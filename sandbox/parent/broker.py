@@ -22,7 +22,7 @@ from typing import Any
 from sandbox import control
 from sandbox.layers import limits
 from sandbox.parent import wire
-from sandbox.parent.fork_server import Outcome, Slot
+from sandbox.parent.fork_server import Child, Outcome
 from sandbox.parent.pool import MAX_FAILURES, Pool
 
 DRAIN_S = (0.004, 0.02)  # pause between two looks at a running call's output: after output came, and at most
@@ -34,7 +34,7 @@ _KILLER: Outcome = ("crash", False, 0, 0.0, "it ended the tool's own process")
 _INFRA: Outcome = ("infra", False, 0, 0.0, "Infra")
 
 
-class Call:
+class PendingCall:
     """One call on its way: as it came from the trainer, and what the clock says."""
 
     __slots__ = (
@@ -63,8 +63,8 @@ class Broker:
         self._outbox = bytearray()
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ, (self._trainer, None))
-        self._queue: deque[Call] = deque()
-        self._running: set[Slot] = set()
+        self._queue: deque[PendingCall] = deque()
+        self._running: set[Child] = set()
         self._pool = Pool(self._selector, config, self._finished, self._lost)
         self._open = True
         self._retried = 0
@@ -112,7 +112,7 @@ class Broker:
         now = time.monotonic()
         for header, payload in self._reader.feed(data):
             if header["op"] == "call":
-                self._queue.append(Call(header, payload, now))
+                self._queue.append(PendingCall(header, payload, now))
             else:
                 self._send({"op": "answer", "id": header["id"], "stats": self._stats()})
 
@@ -126,64 +126,64 @@ class Broker:
 
     def _dispatch(self, now: float) -> None:
         while self._queue and len(self._running) < self._config["max_running"]:
-            slot = self._pool.take()
-            if slot is None:
+            child = self._pool.take()
+            if child is None:
                 return
-            slot.call = call = self._queue.popleft()
+            child.call = call = self._queue.popleft()
             call.started = now
             call.deadline = now + call.timeout_s
             call.next_drain = now + call.pause
             call.next_disk_check = now
             last, filtered = self._config["show_last_value"], self._config["import_filter"]
             head = control.PROGRAM.pack(len(call.code), call.seed, call.timeout_s, last, filtered)
-            self._running.add(slot)
-            slot.give(head + call.code)
+            self._running.add(child)
+            child.give(head + call.code)
 
     def _watch(self, now: float) -> float:
         """Reads output and ends what is over a limit; returns seconds until it has to look again."""
         pause = PARENT_CHECK_S
-        for slot in list(self._running):
-            call = slot.call
-            if slot.verdict:
-                if now - slot.killed_at > OBEY_S:
-                    self._pool.lose(slot.zygote, "it does not obey")
+        for child in list(self._running):
+            call = child.call
+            if child.verdict:
+                if now - child.killed_at > OBEY_S:
+                    self._pool.lose(child.zygote, "it does not obey")
                 continue
             if now >= call.next_drain:
-                came = slot.out.drain(limits.OUTPUT_BYTES) + slot.err.drain(limits.OUTPUT_BYTES)
+                came = child.out.drain(limits.OUTPUT_BYTES) + child.err.drain(limits.OUTPUT_BYTES)
                 call.pause = DRAIN_S[0] if came else min(2 * call.pause, DRAIN_S[1])
                 call.next_drain = now + call.pause
-            if slot.out.total_bytes + slot.err.total_bytes > limits.OUTPUT_BYTES:
-                self._end(slot, "output_limit", now)
+            if child.out.total_bytes + child.err.total_bytes > limits.OUTPUT_BYTES:
+                self._end(child, "output_limit", now)
             elif now >= call.deadline:
-                self._end(slot, "timeout", now)
+                self._end(child, "timeout", now)
             elif now >= call.next_disk_check:
                 call.next_disk_check = now + DISK_CHECK_S
-                if slot.scratch() and limits.disk_bytes(slot.scratch()) > limits.FILE_BYTES:
-                    self._end(slot, "disk_limit", now)
+                if child.scratch() and limits.disk_bytes(child.scratch()) > limits.FILE_BYTES:
+                    self._end(child, "disk_limit", now)
             pause = min(pause, call.next_drain - now, call.deadline - now)
         return max(pause, 0.0)
 
-    def _end(self, slot: Slot, verdict: str, now: float) -> None:
-        slot.verdict = verdict
-        slot.killed_at = now
-        slot.zygote.kill(slot)
+    def _end(self, child: Child, verdict: str, now: float) -> None:
+        child.verdict = verdict
+        child.killed_at = now
+        child.zygote.kill(child)
 
-    def _finished(self, slot: Slot) -> None:
+    def _finished(self, child: Child) -> None:
         """A running call's outcome is known: answer it and let its child go."""
-        self._running.discard(slot)
-        for stream in (slot.out, slot.err):
+        self._running.discard(child)
+        for stream in (child.out, child.err):
             stream.drain(limits.OUTPUT_BYTES)
-        out, out_cut, out_tail = slot.out.pieces()
-        err, err_cut, err_tail = slot.err.pieces()
-        self._answer(slot.call, slot.outcome or _INFRA, [out_cut, err_cut], [out, out_tail, err, err_tail])
-        self._pool.retire(slot)
+        out, out_cut, out_tail = child.out.pieces()
+        err, err_cut, err_tail = child.err.pieces()
+        self._answer(child.call, child.outcome or _INFRA, [out_cut, err_cut], [out, out_tail, err, err_tail])
+        self._pool.retire(child)
 
-    def _lost(self, call: Call, shielded: bool) -> None:
+    def _lost(self, call: PendingCall, shielded: bool) -> None:
         """The fork server died under a call: once more, then it is the sandbox's failure.
 
         Where no layer keeps a program from killing the fork server, a second death is taken for the program's deed.
         """
-        self._running = {slot for slot in self._running if slot.call is not call}
+        self._running = {child for child in self._running if child.call is not call}
         call.attempts += 1
         if call.attempts < 2:
             self._retried += 1
@@ -191,7 +191,7 @@ class Broker:
         else:
             self._answer(call, _INFRA if shielded else _KILLER, [0, 0], [b""] * 4)
 
-    def _answer(self, call: Call, outcome: Outcome, cut: list[int], pieces: list[bytes]) -> None:
+    def _answer(self, call: PendingCall, outcome: Outcome, cut: list[int], pieces: list[bytes]) -> None:
         status, shown, code, cpu_s, error_type = outcome
         self._send(
             {

@@ -31,7 +31,7 @@ _GONE = (BrokenPipeError, ConnectionResetError)
 _serial = itertools.count()
 
 
-class Slot:
+class Child:
     """A single-use child: starting, spare, running, dying, dead; and the broker's ends of its descriptors."""
 
     __slots__ = (
@@ -48,7 +48,7 @@ class Slot:
         "zygote",
     )
 
-    def __init__(self, number: int, zygote: Zygote, sock: socket.socket, out: int, err: int):
+    def __init__(self, number: int, zygote: ZygoteProcess, sock: socket.socket, out: int, err: int):
         self.number = number
         self.zygote = zygote
         self.control = sock
@@ -88,8 +88,8 @@ class Slot:
         return "" if hello is None or hello.get("namespaces") else os.path.join(self.zygote.scratch, str(self.number))
 
 
-class Zygote:
-    """A running fork server: its process, its socket, its slots."""
+class ZygoteProcess:
+    """A running fork server: its process, its socket, its children."""
 
     def __init__(self, config: dict[str, Any]):
         self.socket, theirs = socket.socketpair()
@@ -106,7 +106,7 @@ class Zygote:
                 [sys.executable, "-I", "-S", "-B", "-c", boot],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
             )  # fmt: skip
-        self.slots: dict[int, Slot] = {}
+        self.children: dict[int, Child] = {}
         self.hello: dict[str, Any] | None = None
         self.served = self.starting = 0
         self.born = time.monotonic()
@@ -115,7 +115,7 @@ class Zygote:
         self._buffer = bytearray()
 
     def read(self) -> list[tuple[int, int, float, int]] | None:
-        """The deaths it reports (slot, wait status, CPU s, peak bytes); None when it is gone. Sets hello."""
+        """The deaths it reports (child, wait status, CPU s, peak bytes); None when it is gone. Sets hello."""
         try:
             data = self.socket.recv(1 << 16)
         except ConnectionResetError:
@@ -134,15 +134,15 @@ class Zygote:
         del self._buffer[:whole]
         return deaths
 
-    def fork(self, number: int) -> Slot:
+    def fork(self, number: int) -> Child:
         """Orders a child; it becomes a spare when it says ready."""
         mine, theirs = socket.socketpair()
         out, their_out = os.pipe()
         err, their_err = os.pipe()
         fds = array.array("i", [theirs.fileno(), their_out, their_err])
-        slot = self.slots[number] = Slot(number, self, mine, out, err)
+        child = self.children[number] = Child(number, self, mine, out, err)
         order = control.ORDER.pack(control.FORK, number)
-        with contextlib.suppress(*_GONE):  # its end is read next, and takes the slot along
+        with contextlib.suppress(*_GONE):  # its end is read next, and takes the child along
             self.socket.sendmsg([order], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
         theirs.close()
         os.close(their_out)
@@ -150,11 +150,11 @@ class Zygote:
         mine.setblocking(False)
         os.set_blocking(out, False)
         os.set_blocking(err, False)
-        return slot
+        return child
 
-    def kill(self, slot: Slot) -> None:
+    def kill(self, child: Child) -> None:
         with contextlib.suppress(*_GONE):
-            self.socket.sendall(control.ORDER.pack(control.KILL, slot.number))
+            self.socket.sendall(control.ORDER.pack(control.KILL, child.number))
 
     def resident_bytes(self) -> int:
         """Of the zygote itself; 0 where /proc cannot say."""
@@ -169,8 +169,8 @@ class Zygote:
         self.socket.close()
         self.process.kill()
         self.process.wait()
-        for slot in self.slots.values():
-            slot.close()
-        self.slots.clear()
+        for child in self.children.values():
+            child.close()
+        self.children.clear()
         shutil.rmtree(self.scratch, ignore_errors=True)
         cgroup.remove(self._cgroup, patience_s)

@@ -1,8 +1,8 @@
 """The children that are kept ready, and the zygote behind them: refilled, recycled, replaced when it dies.
 
-Invariants: a slot's call is in flight exactly while its state is "running"; a zygote that is lost takes all its slots
-with it, and their calls go back to the broker; a new zygote serves before an old one stops. One zygote serves all
-cores: forking is a small part of what a call costs.
+Invariants: a child's call is in flight exactly while its state is "running"; a zygote that is lost takes all its
+children with it, and their calls go back to the broker; a new zygote serves before an old one stops. One zygote serves
+all cores: forking is a small part of what a call costs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sandbox import control
-from sandbox.parent.fork_server import Outcome, Slot, Zygote
+from sandbox.parent.fork_server import Child, Outcome, ZygoteProcess
 
 FORKS_AT_ONCE = 4  # orders under way, so that a zygote answers a kill soon
 RECYCLE_GROWTH = 1.2  # of the zygote's resident memory
@@ -36,40 +36,40 @@ class Pool:
 
     def __init__(
         self, selector: selectors.BaseSelector, config: dict[str, Any],
-        on_outcome: Callable[[Slot], None], on_lost: Callable[[Any, bool], None],
+        on_outcome: Callable[[Child], None], on_lost: Callable[[Any, bool], None],
     ):  # fmt: skip
-        """`on_outcome(slot)`: its call's outcome is known. `on_lost(call, shielded)`: its zygote is gone."""
+        """`on_outcome(child)`: its call's outcome is known. `on_lost(call, shielded)`: its zygote is gone."""
         self._selector = selector
         self._config = config
         self._on_outcome = on_outcome
         self._on_lost = on_lost
-        self._zygotes: list[Zygote] = []
+        self._zygotes: list[ZygoteProcess] = []
         self._numbers = 0
-        self._ready: deque[Slot] = deque()  # of the current zygote
+        self._ready: deque[Child] = deque()  # of the current zygote
         self._respawn_at = self._fork_at = 0.0
-        self.current: Zygote | None = None  # the one that forks; it has said hello
+        self.current: ZygoteProcess | None = None  # the one that forks; it has said hello
         self.failures = 0  # in a row
         self.error = ""  # of the last failure
         self.started = 0  # zygotes, all told
 
-    def take(self) -> Slot | None:
+    def take(self) -> Child | None:
         """A spare to run a call on, or None when none is ready."""
         if not self._ready:
             return None
-        slot = self._ready.popleft()
-        slot.state = "running"
-        slot.zygote.served += 1
-        return slot
+        child = self._ready.popleft()
+        child.state = "running"
+        child.zygote.served += 1
+        return child
 
     def spares(self) -> int:
         return len(self._ready)
 
-    def retire(self, slot: Slot) -> None:
+    def retire(self, child: Child) -> None:
         """Ends a child whose call is answered."""
-        self._unwatch(slot)
-        if slot.state != "dead":
-            slot.state = "dying"
-            slot.zygote.kill(slot)
+        self._unwatch(child)
+        if child.state != "dead":
+            child.state = "dying"
+            child.zygote.kill(child)
 
     def tend(self, busy: bool, now: float) -> float:
         """Respawns, recycles and refills; returns in how many seconds it wants to be called again."""
@@ -93,15 +93,15 @@ class Pool:
                 self._lose(current, "a child did not become ready")
         return pause
 
-    def _fork(self, zygote: Zygote, now: float) -> None:
+    def _fork(self, zygote: ZygoteProcess, now: float) -> None:
         self._numbers += 1
-        slot = zygote.fork(self._numbers)
+        child = zygote.fork(self._numbers)
         zygote.starting += 1
         zygote.last_fork = now
-        self._selector.register(slot.control, selectors.EVENT_READ, (self._heard_child, slot))
-        slot.watched = True
+        self._selector.register(child.control, selectors.EVENT_READ, (self._heard, child))
+        child.watched = True
 
-    def _is_worn(self, zygote: Zygote) -> bool:
+    def _is_worn(self, zygote: ZygoteProcess) -> bool:
         if zygote.served >= self._config["recycle_calls"]:
             return True
         if zygote.served < zygote.next_memory_check:
@@ -110,12 +110,12 @@ class Pool:
         return zygote.resident_bytes() > RECYCLE_GROWTH * zygote.first_resident_bytes > 0
 
     def _spawn(self) -> None:
-        zygote = Zygote(self._config["zygote"])
+        zygote = ZygoteProcess(self._config["zygote"])
         self.started += 1
         self._zygotes.append(zygote)
         self._selector.register(zygote.socket, selectors.EVENT_READ, (self._heard_zygote, zygote))
 
-    def _heard_zygote(self, zygote: Zygote) -> None:
+    def _heard_zygote(self, zygote: ZygoteProcess) -> None:
         if zygote not in self._zygotes:
             return  # lost in the same round of events
         deaths = zygote.read()
@@ -125,86 +125,86 @@ class Pool:
         if zygote.hello is not None and zygote is self._zygotes[-1] and zygote is not self.current:
             self._succeed(zygote)
         for number, status, cpu_s, peak_bytes in deaths:
-            slot = zygote.slots.pop(number, None)
-            if slot is not None:
+            child = zygote.children.pop(number, None)
+            if child is not None:
                 big = peak_bytes - zygote.first_resident_bytes > self._config["zygote"]["memory_mb"] << 18  # a quarter
-                self._bury(slot, status, cpu_s, big)
-        if zygote is not self.current and zygote.hello is not None and not zygote.slots:
+                self._bury(child, status, cpu_s, big)
+        if zygote is not self.current and zygote.hello is not None and not zygote.children:
             self._drop(zygote)
 
-    def _succeed(self, zygote: Zygote) -> None:
+    def _succeed(self, zygote: ZygoteProcess) -> None:
         """A new zygote is ready: it forks from now on, and the one before it ends with its last call."""
         old, self.current = self.current, zygote
         zygote.next_memory_check = _MEMORY_CHECK_CALLS
         zygote.first_resident_bytes = zygote.resident_bytes()
-        for slot in self._ready:
-            slot.state = "dying"
-            slot.zygote.kill(slot)
+        for child in self._ready:
+            child.state = "dying"
+            child.zygote.kill(child)
         self._ready.clear()
-        if old is not None and not old.slots:
+        if old is not None and not old.children:
             self._drop(old)
 
-    def _heard_child(self, slot: Slot) -> None:
-        if not slot.watched:
+    def _heard(self, child: Child) -> None:
+        if not child.watched:
             return  # it was buried in the same round of events
-        data = slot.receive()
+        data = child.receive()
         if not data:
-            self._unwatch(slot)  # it is dead, which the zygote reports, or closed its end: then the clock runs on
-        elif slot.state == "starting" and data == control.READY:
-            slot.zygote.starting -= 1
+            self._unwatch(child)  # it is dead, which the zygote reports, or closed its end: then the clock runs on
+        elif child.state == "starting" and data == control.READY:
+            child.zygote.starting -= 1
             self.failures = 0
-            if slot.zygote is self.current:
-                slot.state = "spare"
-                self._ready.append(slot)
+            if child.zygote is self.current:
+                child.state = "spare"
+                self._ready.append(child)
             else:
-                self.retire(slot)
-        elif slot.state == "running" and not slot.verdict:
-            slot.outcome = control.unpack_outcome(data) or _FORGED
-            self._on_outcome(slot)
+                self.retire(child)
+        elif child.state == "running" and not child.verdict:
+            child.outcome = control.unpack_outcome(data) or _FORGED
+            self._on_outcome(child)
 
-    def _bury(self, slot: Slot, status: int, cpu_s: float, big: bool) -> None:
-        state, slot.state = slot.state, "dead"
+    def _bury(self, child: Child, status: int, cpu_s: float, big: bool) -> None:
+        state, child.state = child.state, "dead"
         if state == "starting":
-            slot.zygote.starting -= 1
+            child.zygote.starting -= 1
             self.failures += 1
             self._fork_at = time.monotonic() + FORK_PAUSE_S * self.failures
-            slot.err.drain(1 << 16)
-            words = slot.err.pieces()[0].decode("utf-8", "replace").strip()[-500:]
+            child.err.drain(1 << 16)
+            words = child.err.pieces()[0].decode("utf-8", "replace").strip()[-500:]
             self.error = f"a child died at start: {words or 'without a word'}"
         elif state == "spare":
-            self._ready.remove(slot)
+            self._ready.remove(child)
         elif state == "running":
-            data = slot.receive() if slot.watched and not slot.verdict else b""
-            slot.outcome = (control.unpack_outcome(data) or _FORGED) if data else _obituary(slot, status, cpu_s, big)
-            self._on_outcome(slot)
-        self._unwatch(slot)
-        slot.close()
+            data = child.receive() if child.watched and not child.verdict else b""
+            child.outcome = (control.unpack_outcome(data) or _FORGED) if data else _obituary(child, status, cpu_s, big)
+            self._on_outcome(child)
+        self._unwatch(child)
+        child.close()
 
-    def _unwatch(self, slot: Slot) -> None:
-        if slot.watched:
-            self._selector.unregister(slot.control)
-            slot.watched = False
+    def _unwatch(self, child: Child) -> None:
+        if child.watched:
+            self._selector.unregister(child.control)
+            child.watched = False
 
-    def _lose(self, zygote: Zygote, why: str) -> None:
+    def _lose(self, zygote: ZygoteProcess, why: str) -> None:
         self.error = why
         shielded = bool(zygote.hello and zygote.hello.get("shielded"))
-        calls = [slot.call for slot in zygote.slots.values() if slot.state == "running"]
+        calls = [child.call for child in zygote.children.values() if child.state == "running"]
         self._drop(zygote)
         self._respawn_at = time.monotonic() + _RESPAWN_S[min(self.failures, len(_RESPAWN_S) - 1)]
         self.failures += 1
         for call in calls:
             self._on_lost(call, shielded)
 
-    def lose(self, zygote: Zygote, why: str) -> None:
+    def lose(self, zygote: ZygoteProcess, why: str) -> None:
         """Ends a zygote that no longer obeys."""
         if zygote in self._zygotes:
             self._lose(zygote, why)
 
-    def _drop(self, zygote: Zygote, patience_s: float = 0.0) -> None:
+    def _drop(self, zygote: ZygoteProcess, patience_s: float = 0.0) -> None:
         self._zygotes.remove(zygote)
         self._selector.unregister(zygote.socket)
-        for slot in zygote.slots.values():
-            self._unwatch(slot)
+        for child in zygote.children.values():
+            self._unwatch(child)
         if zygote is self.current:
             self.current = None
             self._ready.clear()
@@ -216,19 +216,19 @@ class Pool:
             self._drop(zygote, patience_s=0.5)
 
 
-def _obituary(slot: Slot, status: int, cpu_s: float, big: bool) -> Outcome:
+def _obituary(child: Child, status: int, cpu_s: float, big: bool) -> Outcome:
     """What a wait status says about a program that did not report an outcome itself.
 
     A SIGKILL that is not ours comes from the processor-time limit, from the kernel when memory is short (it takes the
     biggest), or from the program itself.
     """
-    if slot.verdict:
-        verdict = "error" if slot.verdict == "disk_limit" else slot.verdict
-        return verdict, False, 0, cpu_s, _VERDICT_TYPES[slot.verdict]
+    if child.verdict:
+        verdict = "error" if child.verdict == "disk_limit" else child.verdict
+        return verdict, False, 0, cpu_s, _VERDICT_TYPES[child.verdict]
     if not os.WIFSIGNALED(status):
         return "exit", False, os.WEXITSTATUS(status), cpu_s, "SystemExit"
     number = os.WTERMSIG(status)
-    if number == signal.SIGKILL and cpu_s >= slot.call.timeout_s:
+    if number == signal.SIGKILL and cpu_s >= child.call.timeout_s:
         return "timeout", False, 0, cpu_s, "Timeout"
     if number == signal.SIGKILL and big:
         return "out_of_memory", False, 0, cpu_s, "OutOfMemory"

@@ -37,7 +37,7 @@ def render(answer: dict[str, Any], pieces: list[bytes], max_chars: int) -> Shown
 
 
 def shorten(segments: list[str | int], max_chars: int) -> tuple[str, bool]:
-    """(text, whether it was cut); an integer segment stands for so many characters that are already gone."""
+    """(text, whether it was cut); an integer segment counts characters that are already gone."""
     total = sum(segment if isinstance(segment, int) else len(segment) for segment in segments)
     if total <= max_chars and not any(isinstance(segment, int) for segment in segments):
         return "".join(str(segment) for segment in segments), False

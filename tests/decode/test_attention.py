@@ -37,7 +37,7 @@ def plan(
     h, normed = torch.zeros(rows, 16, device=DEVICE), torch.zeros(rows, 16, device=DEVICE)
     open_step_kernel[(rows + 1 + (window > 0),)](
         step, last, table, embedding, embedding, h, normed, items, first, count, rows, kv_heads, target,
-        step.stride(0), table.stride(0), rows, 16, 1e-6, BLOCK_K=16, P=PAGE, ROWS=triton.next_power_of_2(rows),
+        step.stride(0), table.stride(0), rows, 16, 1e-6, BLOCK_K=16, P=PAGE, LANES=triton.next_power_of_2(rows),
         ITEMS=ITEMS, BN=BN, WINDOW=window, LATE=False,
     )  # fmt: skip
     kind = int(window > 0)

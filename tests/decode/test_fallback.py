@@ -33,11 +33,11 @@ class Graphs(EagerDecoder):
             raise CaptureError("OutOfMemoryError: CUDA out of memory")
         self.left -= 1
         known = [
-            dataclasses.replace(c, token_ids=[self.last[c.row] if t == LAST_DRAW else t for t in c.token_ids])
+            dataclasses.replace(c, token_ids=[self.last[c.lane] if t == LAST_DRAW else t for t in c.token_ids])
             for c in chunks
         ]
         draws = self.run(known, temperature)
-        self.last = dict(zip([c.row for c in chunks if c.sample], draws.tokens, strict=True))
+        self.last = dict(zip([c.lane for c in chunks if c.sample], draws.tokens, strict=True))
         return Done(draws)
 
 

@@ -29,7 +29,7 @@ def test_rows_with_and_without_a_past_attend_and_write_as_the_reference_does(sta
     caches[1].kv.copy_(caches[0].kv)
     lengths, pages = (16, 33, 2), ([5, 9, 1], [3, 8, 19], [12, 2])
     chunks = [
-        Chunk(row=i, token_ids=[1] * n, start=s, pages=p, key=(0, 0), sample=True)
+        Chunk(lane=i, token_ids=[1] * n, start=s, pages=p, key=(0, 0), sample=True)
         for i, (n, s, p) in enumerate(zip(lengths, starts, pages, strict=True))
     ]
     tokens = sum(lengths)

@@ -17,9 +17,9 @@ from evaluation.scores import (
     eval_sampling,
     metrics,
     problem_rows,
-    report_lines,
     results,
     summarize,
+    table_lines,
     write_results,
 )
 from rollout.records import StopReason
@@ -73,7 +73,7 @@ def test_cut_and_boxless_answers_stand_beside_the_score():
     assert (cut["avg"]["value"], cut["cut"], cut["boxless"]) == (0.0, 1.0, 0.0)
     boxless = summarize(evaluation([["the answer is 1", "\\boxed{1"]], ["1"]), seed=0)
     assert (boxless["avg"]["value"], boxless["cut"], boxless["boxless"]) == (0.0, 0.0, 1.0)
-    lines = "\n".join(report_lines(results(CONFIG, {"on": evaluation([["1", "1"]], ["1"])}, step=3)))
+    lines = "\n".join(table_lines(results(CONFIG, {"on": evaluation([["1", "1"]], ["1"])}, step=3)))
     assert "no box" in lines and "100.0%" in lines
 
 
@@ -81,7 +81,7 @@ def test_a_spoilt_trajectory_counts_as_wrong_and_is_named():
     spoilt = evaluation([["\\boxed{1}", "\\boxed{1}"]], ["1"], stop=StopReason.TOOL_INFRA)
     found = results(CONFIG, {"on": spoilt}, step=0)
     assert (found["scores"]["on"]["infra"], found["scores"]["on"]["avg"]["value"]) == (1.0, 0.0)
-    assert "sandbox failed in 100.0%" in "\n".join(report_lines(found))
+    assert "sandbox failed in 100.0%" in "\n".join(table_lines(found))
 
 
 def test_a_comparison_is_paired():
@@ -120,8 +120,8 @@ def test_results_name_every_setting_that_the_score_depends_on(tmp_path):
     }  # fmt: skip
     assert set(read["differences"]) == {"on - off"}
     assert [p.name for p in path.parent.iterdir()] == ["results.json"]
-    head = report_lines(found)[0]
-    assert "on: pass@k 1: 0.500, 2: 1.000" in report_lines(found)
+    head = table_lines(found)[0]
+    assert "on: pass@k 1: 0.500, 2: 1.000" in table_lines(found)
     assert all(word in head for word in ("k = 2", "temperature 0.6", "top_p 0.95", "top_k 20", "2048 tokens a turn"))
 
 

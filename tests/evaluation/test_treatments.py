@@ -18,9 +18,9 @@ from evaluation.treatments import BrokenTool, Treatment, choose_checkpoint, is_t
 from policy import init_distributed
 from rollout.records import StopReason
 from run.checkpoint import CheckpointError
-from run.checksums import checksum
 from run.files import WriteError
 from run.ranks import Ranks
+from run.tensorfiles import checksum
 from startup import building
 from tests.support.builders import record
 from tests.support.launch import SMALL

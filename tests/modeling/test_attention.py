@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, MistralConfig
 
-from modeling.attention import check_supported
+from modeling.families import check_supported
 from tests.conftest import make_model
 from tests.support.packing import LENGTHS, packed, paged, splits, token_rows
 

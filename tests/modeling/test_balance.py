@@ -11,12 +11,12 @@ import torch
 
 import main as program
 from config import LossConfig
-from data import ResponseTokenBatch
 from modeling.packed_model import TokenLogprobModule
 from modeling.routing import token_balance, watch
 from tests.conftest import make_model
 from tests.support.builders import record
 from tests.support.launch import ROOT, SMALL, metrics
+from update.batch import ResponseTokenBatch
 from update.update import batch_loss
 
 LAYERS, EXPERTS, TOP_K = 2, 4, 2

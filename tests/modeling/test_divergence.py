@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from deepspeed.runtime.rollout import opsd
 
 import modeling.divergence as divergence
+from config import LossConfig
 from modeling.divergence import Measure, TeacherStates, divergence_gradient, weighted_divergence
-from settings.loss import LossConfig
 from update.losses import policy_losses
 
 KINDS = {"forward_kl": 0.0, "reverse_kl": 1.0, "jsd": 0.3}  # DeepSpeed's beta of each

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, Qwen3Config
 
 from config import ModelConfig
-from modeling.quantized import check_quantization, loading_options
+from modeling.loading import check_quantization, loading_options
 from policy import build_model
 
 # The values of an FP4 code (E2M1, OCP Microscaling specification, table 5); a block of 32 shares a power of two.

@@ -50,14 +50,14 @@ def test_a_step_gives_back_its_arrays(table):
 def test_entropies_stand_at_the_sampled_tokens_of_what_was_trained(tmp_path):
     (tmp_path / "trajectories").mkdir()
     trained, other = record("PPAOA", sample=0), record("PAAA", sample=1, first_id=12)
-    known = {trained.token_ids[:-1]: [0.25, 70.0], (1, 2): [9.0]}
+    known = {(0, 0): [0.25, 70.0], (1, 2): [9.0]}
     write_step(tmp_path, 1, [other, trained], scored([trained], [0.5]), ["7"], known)
     table = read_table(tmp_path, 1)
     assert table.column("entropies").to_pylist() == [[], [0.25, 70.0]]
     none = 65535
     assert entropies_of(table) == (none,) * 4 + (none, none, 250, none, 65534)
     assert entropies_of(table.drop_columns(["entropies"])) == (none,) * 9  # a run from before they were kept
-    write_step(tmp_path, 1, [other], [], ["7"], {other.token_ids[:-1]: [math.nan, 0.0, math.inf]})
+    write_step(tmp_path, 1, [other], [], ["7"], {(0, 1): [math.nan, 0.0, math.inf]})
     assert entropies_of(read_table(tmp_path, 1)) == (none, none, 0, none)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from report import charts, words
+from report import charts, page
 from report.runs import RunError, read_run
 from tests.support.runs import metrics_row, write_run
 
@@ -42,7 +42,7 @@ def test_an_evaluation_carries_its_interval(tmp_path):
         1, eval_avg_at_k=0.5, eval_avg_stderr=0.1, eval_problems=1000, eval_k=4, eval_pass_at_k=0.75, eval_cut=0.0,
         eval_seconds=2.0,
     )  # fmt: skip
-    assert words.evaluation(row) == {
+    assert page.evaluation(row) == {
         "step": "1", "size": "1,000 × 4", "right": "50.0 %", "interval": "30.4 to 69.6 %", "any": "75.0 %",
         "cut": "0.0 %", "seconds": "2.0",
     }  # fmt: skip
@@ -77,6 +77,6 @@ def test_a_logarithmic_axis_needs_values_above_zero(tmp_path):
 
 
 def test_numbers_are_said_shortly():
-    assert [words.large(n) for n in (12, 171_125, 2.5e6, 3e9)] == ["12", "171,125", "2.5 million", "3 billion"]
-    assert [words.duration(s) for s in (39, 1200, 10_000)] == ["39 s", "20 min", "2.8 h"]
-    assert words.share(1, 0) == "–"
+    assert [page.large(n) for n in (12, 171_125, 2.5e6, 3e9)] == ["12", "171,125", "2.5 million", "3 billion"]
+    assert [page.duration(s) for s in (39, 1200, 10_000)] == ["39 s", "20 min", "2.8 h"]
+    assert page.share(1, 0) == "–"

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rollout.scheduler import Scheduler, Sequence
+from rollout.scheduler import LiveSequence, Scheduler
 
 PAGE = 4
 
@@ -26,15 +26,15 @@ class World:
             step_rows=rows + extra if extra else 0,
         )  # fmt: skip
         self.rows, self.prefill, self.forced, self.extra, self.late = rows, prefill, forced, extra, late
-        self.flying: list[tuple[Sequence, int, int]] = []  # who drew in the last step, the draw's place, the turn
+        self.flying: list[tuple[LiveSequence, int, int]] = []  # who drew in the last step, the draw's place, the turn
         self.memory: dict[tuple[int, int], tuple[int, int]] = {}  # (page, offset) -> (position, token)
-        self.parked: list[Sequence] = []
-        self.finished: list[Sequence] = []
+        self.parked: list[LiveSequence] = []
+        self.finished: list[LiveSequence] = []
         self.sequences = []
         for group in range(groups):
             prompt = [rng.randrange(1000) for _ in range(rng.randint(1, 3 * PAGE - 2))]
             for _ in range(samples):
-                sequence = Sequence(len(self.sequences), group, len(prompt), list(prompt), (group, 0))
+                sequence = LiveSequence(len(self.sequences), group, len(prompt), list(prompt), (group, 0))
                 self.sequences.append(sequence)
                 self.scheduler.add(sequence)
         self.fresh, self.saved = set(range(len(self.sequences))), 0  # about to begin a turn or to begin again
@@ -66,7 +66,7 @@ class World:
         for flight in landed if self.late else self.flying:
             self.look_at(*flight)
 
-    def look_at(self, sequence: Sequence, place: int, turn: int) -> None:
+    def look_at(self, sequence: LiveSequence, place: int, turn: int) -> None:
         if turn != self.turn[sequence.order]:
             return  # a draw that an ended turn never asked for
         self.drawn[sequence.order] += 1
@@ -85,7 +85,7 @@ class World:
 
     def check(self, plan) -> None:
         assert len(plan) <= self.rows
-        assert len({chunk.row for _, chunk in plan}) == len(plan)
+        assert len({chunk.lane for _, chunk in plan}) == len(plan)
         beside = [len(c.token_ids) for s, c in plan if len(s.tokens) - c.start <= max(self.forced, 1)]
         longer = [len(c.token_ids) for s, c in plan if len(s.tokens) - c.start > max(self.forced, 1)]
         assert sum(longer) <= self.prefill
@@ -100,7 +100,7 @@ class World:
                 assert written.setdefault(slot, sequence.order) == sequence.order, "two writers of one slot"
                 assert sum(slot[0] in s.pages for s in self.sequences) == 1, "a shared page is never written"
 
-    def check_memory(self, sequence: Sequence, length: int) -> None:
+    def check_memory(self, sequence: LiveSequence, length: int) -> None:
         """Every key that the sequence attends to is its own token at its own position."""
         for place in range(length):
             assert self.memory[sequence.pages[place // PAGE], place % PAGE] == (place, sequence.tokens[place])
@@ -134,8 +134,8 @@ def scheduler(rows=2, pages=9, prefill=64) -> Scheduler:
     return Scheduler(decode_rows=rows, page_size=PAGE, num_pages=pages, prefill_tokens=prefill)
 
 
-def sequence(order: int, length: int, group: int | None = None) -> Sequence:
-    return Sequence(order, order if group is None else group, length, list(range(length)), (order, 0))
+def sequence(order: int, length: int, group: int | None = None) -> LiveSequence:
+    return LiveSequence(order, order if group is None else group, length, list(range(length)), (order, 0))
 
 
 def test_a_row_that_ends_is_given_to_the_next_in_line_at_once():
@@ -221,7 +221,7 @@ def test_the_oldest_takes_pages_from_the_youngest_which_computes_its_tokens_agai
     s.add(young)
     old.tokens.append(99)
     s.plan()
-    assert young.row is None  # a page is kept back for the running row, so it waits
+    assert young.lane is None  # a page is kept back for the running row, so it waits
     s.finish(old)
     s.plan()
-    assert young.row is not None
+    assert young.lane is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from run import checksums, tensorfiles
+from run import tensorfiles
 from tests.support.builders import mapped_files
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="copies from a GPU")
@@ -25,8 +25,8 @@ def device(request, monkeypatch):
     for name in ("cpu", "copy_"):  # these keep the interpreter's lock to their end
         monkeypatch.setattr(torch.UntypedStorage, name, lambda *_: pytest.fail("a whole storage is copied"))
     monkeypatch.setattr(tensorfiles, "PIECE", 48)
-    monkeypatch.setattr(checksums, "SEGMENT", 64)
-    monkeypatch.setattr(checksums, "ALONE", 8)
+    monkeypatch.setattr(tensorfiles, "SEGMENT", 64)
+    monkeypatch.setattr(tensorfiles, "ALONE", 8)
     return request.param
 
 
@@ -69,7 +69,7 @@ def test_what_is_loaded_is_the_file_itself_until_nobody_holds_it(tmp_path):
 
 def test_the_checksum_is_that_of_the_file(tmp_path, device):
     path = tmp_path / "file.pt"
-    assert tensorfiles.save(state_of(device), path) == checksums.checksum(path)
+    assert tensorfiles.save(state_of(device), path) == tensorfiles.checksum(path)
 
 
 def test_a_file_is_the_same_whether_its_tensors_are_the_hosts(tmp_path, device, monkeypatch):

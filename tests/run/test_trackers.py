@@ -8,10 +8,9 @@ import types
 
 import pytest
 
-from config import ConfigError
+from config import ConfigError, LogConfig
 from run import trackers
 from run.trackers import Trackio, WeightsAndBiases, check_trackers, numbers, open_trackers
-from settings.watch import LogConfig
 
 ROW = {"step": 3, "reward": 0.5, "skipped": False, "stops": {"answered": 7}, "name": "x"}
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from sandbox.child import imports, source
+from sandbox.child import imports, program
 
 
 def _refusal(code: str) -> str:
-    refusal = imports.refusal(*source.parse(code, "<python>", False, True))
+    refusal = imports.refusal(*program.parse(code, "<python>", False, True))
     assert imports.may_refuse(code) or not refusal  # the short cut changes no answer
     return refusal
 

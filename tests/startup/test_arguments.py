@@ -17,5 +17,5 @@ def test_a_count_below_one_is_refused(capsys, parser, words, number):
         parser.parse_args([*words, number])
     assert ended.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == f"{parser.prog}: error: argument {words[-1]}: {number!r} is no whole number of at least 1"
+    assert last == f"{parser.prog}: error: argument {words[-1]}: {number!r} is not a whole number of at least 1"
     assert parser.parse_args([*words, "1"])

@@ -10,12 +10,11 @@ import torch
 
 import main as program
 from config import load_config
-from data import Problem
+from data import Problem, TrainingData
 from rollout.records import SamplingConfig, StopReason, Work
 from startup.building import device_of
-from startup.check import CheckError, Line, check, masked, require_pass
+from startup.check import CheckError, Finding, check, masked, require_pass
 from tests.support.engines import FakeTool, Result
-from trainer import TrainingData
 
 ROOT = Path(__file__).parents[2]
 SAMPLING = SamplingConfig(
@@ -35,7 +34,7 @@ def parts():
             yield made
 
 
-def lines_of(parts, **changes) -> dict[str, Line]:
+def lines_of(parts, **changes) -> dict[str, Finding]:
     return {line.name: line for line in check(dataclasses.replace(parts, **changes))}
 
 
@@ -191,7 +190,7 @@ def test_an_end_token_that_the_chat_does_not_know_is_noted(parts, monkeypatch):
 
 
 def test_failures_are_named_together():
-    lines = [Line("gold", "FAIL", "no"), Line("tool", "ok", "yes"), Line("ratio", "FAIL", "off")]
+    lines = [Finding("gold", "FAIL", "no"), Finding("tool", "ok", "yes"), Finding("ratio", "FAIL", "off")]
     with pytest.raises(CheckError, match=r"^check failed: gold: no; ratio: off"):
         require_pass(lines)
 

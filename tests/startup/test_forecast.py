@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from config import load_config
 from decode.cache import PagedCache
-from run.zero_settings import BUCKET_ELEMENTS
+from policy import BUCKET_ELEMENTS
 from startup.building import plan_memory
 from startup.forecast import (
     MOST_TOKENS,
@@ -87,13 +87,6 @@ def test_offload_moves_the_optimizer_to_the_host():
     assert kept.host == 0
 
 
-def test_a_released_cache_and_the_update_share_their_memory():
-    kept, released = (
-        forecast(changed(rollout={"release_kv": r}), SHAPE, PARAMETERS, 10**13, 1) for r in (False, True)
-    )
-    assert kept.device - released.device == kept.update < 10**13
-
-
 def test_checkpointing_and_smaller_micro_batches_save_activations():
     plain = forecast(changed(model={"gradient_checkpointing": False}), SHAPE, PARAMETERS, 0, 1).update
     saved = forecast(CONFIG, SHAPE, PARAMETERS, 0, 1).update
@@ -138,21 +131,17 @@ def test_auto_takes_the_tokens_whose_activations_all_fit_and_one_row_at_least():
     assert memory.kept_layers == layers and 50e9 < memory.update <= 60e9
 
 
-def test_auto_counts_on_the_memory_of_a_cache_that_is_released():
+def test_auto_counts_on_the_memory_that_the_policy_finds_free():
     class Roomy:
         model, world_size = AutoModelForCausalLM.from_pretrained(ROOT / "models/tiny_qwen3").requires_grad_(False), 1
 
-        def update_room(self, released: int) -> int:
-            return 20 * 10**9 + released
+        def update_room(self) -> int:
+            return 20 * 10**9
 
     auto = {"train": {"max_tokens_per_micro_batch": "auto"}, "model": {"gradient_checkpointing": "auto"}}
-    (kept, memory), (released, _) = (
-        plan_memory(changed(rollout={"release_kv": r}, **auto), SHAPE, Roomy(), 40 * 10**9) for r in (False, True)
-    )
+    config, memory = plan_memory(changed(**auto), SHAPE, Roomy(), 40 * 10**9)
     assert memory.weights > 0 == memory.gradients  # nothing of this model trains
-    assert kept.micro_batch_tokens == micro_batch_tokens(changed(**auto), SHAPE, 20 * 10**9)
-    assert released.micro_batch_tokens == micro_batch_tokens(changed(**auto), SHAPE, 60 * 10**9)
-    assert released.micro_batch_tokens > kept.micro_batch_tokens
+    assert config.micro_batch_tokens == micro_batch_tokens(changed(**auto), SHAPE, 20 * 10**9)
 
 
 SMALL = AutoConfig.from_pretrained(ROOT / "models/shapes/Qwen3-0.6B")
@@ -200,8 +189,7 @@ def test_a_teachers_pass_has_a_peak_of_its_own_beside_the_updates():
     states = lent.weights + lent.optimizer
     assert lent.teacher_pass > lent.update + lent.gradients
     assert lent.device == states + lent.teacher_pass and lent.host == 2 * TAUGHT
-    cached, released = (dataclasses.replace(lent, kv_cache=10**9, kv_released=r) for r in (False, True))
-    assert (cached.device, released.device) == (lent.device + 10**9, lent.device)
+    assert dataclasses.replace(lent, kv_cache=10**9).device == lent.device + 10**9
     assert (
         f"teacher's weights 0.00 and 8.04 on the host, its pass before the update {lent.teacher_pass / 1e9:.2f}"
         in str(lent)
@@ -260,9 +248,7 @@ def test_a_plan_for_a_gpu_takes_fewer_tokens_with_a_teacher_and_gives_its_pass_t
     with torch.device("meta"):
         teacher, small = (SimpleNamespace(model=AutoModelForCausalLM.from_config(s)) for s in (SHAPE, SMALL))
     room, trained = 16_500_000_000, sum(p.numel() for p in small.model.parameters())
-    policy = SimpleNamespace(
-        model=small.model, world_size=1, device=torch.device("cuda", 0), update_room=lambda released: room
-    )
+    policy = SimpleNamespace(model=small.model, world_size=1, device=torch.device("cuda", 0), update_room=lambda: room)
     auto = changed(
         train={"max_tokens_per_micro_batch": "auto"}, model={"gradient_checkpointing": "auto"},
         loss={"distill_weight": 1.0}, teacher={"path": "t"},

@@ -91,7 +91,8 @@ def test_a_setting_that_fixes_what_a_checkpoint_holds_may_not_change(straight, t
 def test_a_run_from_before_a_setting_is_resumed_as_if_it_had_its_default(straight, tmp_path, capsys):
     cut_back(straight, tmp_path / "run")
     older = json.loads((tmp_path / "run" / "config.json").read_text())
-    del older["teacher"], older["train"]["zero_stage"], older["rollout"]["release_kv"]
+    del older["teacher"], older["train"]["zero_stage"], older["version"]
+    older["rollout"]["release_kv"] = False  # removed since, and at its old default
     (tmp_path / "run" / "config.json").write_text(json.dumps(older))
     (tmp_path / "run" / "settings.jsonl").write_text(json.dumps({"first_step": 1, "config": older}) + "\n")
     assert run(tmp_path / "run", resume=True) == 0

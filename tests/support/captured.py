@@ -70,7 +70,7 @@ def rollout(decoder, prompts: list[int], steps: int, temperature: float = 1.0, r
             if step - i == 4:
                 line.append(7)  # forced: two tokens are now new, the row takes a longer chunk
             chunk = Chunk(
-                row=(rows or range(len(lines)))[i], token_ids=line[computed[i] :], start=computed[i], pages=pages[i],
+                lane=(rows or range(len(lines)))[i], token_ids=line[computed[i] :], start=computed[i], pages=pages[i],
                 key=row_key(5, 0, i, 0), sample=step - i != 6,
             )  # fmt: skip
             computed[i] = len(line)
@@ -87,4 +87,4 @@ def rollout(decoder, prompts: list[int], steps: int, temperature: float = 1.0, r
 
 
 def chunk(length: int, sample: bool) -> Chunk:
-    return Chunk(row=0, token_ids=[1] * length, start=0, pages=[1], key=(0, 0), sample=sample)
+    return Chunk(lane=0, token_ids=[1] * length, start=0, pages=[1], key=(0, 0), sample=sample)

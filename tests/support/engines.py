@@ -81,12 +81,12 @@ class LaggingDecoder(EagerDecoder):
         assert len(self.unread) <= 1, "a third step was submitted before the first was read"
         self.blind_tokens += sum(c.token_ids == [LAST_DRAW] for c in chunks)
         known = [
-            dataclasses.replace(c, token_ids=[self.last[c.row]] if c.token_ids == [LAST_DRAW] else c.token_ids)
+            dataclasses.replace(c, token_ids=[self.last[c.lane]] if c.token_ids == [LAST_DRAW] else c.token_ids)
             for c in chunks
         ]
         assert all(LAST_DRAW not in c.token_ids for c in known)
         draws = self.run(known, temperature)
-        self.last = dict(zip([c.row for c in chunks if c.sample], draws.tokens, strict=True))
+        self.last = dict(zip([c.lane for c in chunks if c.sample], draws.tokens, strict=True))
         self.unread.append(draws)
         return self
 

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+from config import Config
+from data import TrainingData
+from rollout.engine import RolloutStats
+from startup.building import Parts
 from tests.support.policies import CPU
 
 
@@ -17,3 +24,12 @@ class FakePolicy:
 
     def eval(self):
         pass
+
+
+def fake_parts(config: Config, data: TrainingData, sample: Any, **stats: int) -> Parts:
+    """What a `Trainer` needs to sample and score; stats: figures of each rollout."""
+    return Parts(
+        config=config, shape=None, tokenizer=SimpleNamespace(save_pretrained=None), chat=FakeChat(), data=data,
+        eval_data=None, tool=None, policy=FakePolicy(), teacher=None,
+        engine=SimpleNamespace(stats=RolloutStats(**stats)), sample=sample, memory=None, rank=0, world_size=1,
+    )  # fmt: skip

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from config import Config, parse_config
-from data import ResponseTokenBatch
 from modeling.logprob import TokenLogprobs
 from rollout.records import Scored, StopReason
 from tests.support.builders import record, scored
+from update.batch import ResponseTokenBatch
 from update.minibatch import token_budget, token_weights
 from update.update import batch_loss
 
@@ -145,7 +145,7 @@ def _importance(loss, gaps, t) -> float:
 
 def _kl(estimator, logprob, reference) -> float:
     ratio = math.exp(reference) / math.exp(logprob)  # Schulman 2020: r = p / q with samples from q
-    return {"k1": -math.log(ratio), "k2": math.log(ratio) ** 2 / 2, "k3": ratio - 1 - math.log(ratio)}[estimator]
+    return {"k2": math.log(ratio) ** 2 / 2, "k3": ratio - 1 - math.log(ratio)}[estimator]
 
 
 def expected(settings: Config) -> tuple[float, torch.Tensor]:

@@ -8,9 +8,9 @@ import torch
 from deepspeed.utils import safe_get_full_grad
 
 from config import Config, parse_config
-from data import collate
 from policy import Policy, init_distributed
 from tests.support.builders import record, scored
+from update.batch import collate
 from update.minibatch import token_weights
 
 ROOT = Path(__file__).parents[2]

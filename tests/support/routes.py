@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from data import ResponseTokenBatch
 from decode.cache import PagedCache
 from decode.eager import EagerDecoder
 from decode.interface import Chunk
 from decode.noise import row_key
 from rollout.records import RolloutRecord, StopReason, Turn
+from update.batch import ResponseTokenBatch
 
 PROMPT, DRAWS, PAGES = 7, 9, [3, 1, 4, 2, 5]
 

@@ -35,7 +35,7 @@ def write_run(folder: Path, rows: Sequence[dict], groups: dict[int, list[Rollout
     for step, records in (groups or {}).items():
         marks = [1.0 if r.sample_index == 0 else -0.5 for r in records]
         first = [r for r in records if r.sample_index == 0]
-        nats = {r.token_ids[:-1]: [0.3 * (i % 10) for i in range(r.num_sampled)] for r in first}
+        nats = {(r.prompt_index, r.sample_index): [0.3 * (i % 10) for i in range(r.num_sampled)] for r in first}
         trajectories.write_step(folder, step, records, scored(records, marks), ["7"] * 100, nats)
     return folder
 

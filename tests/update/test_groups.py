@@ -1,4 +1,4 @@
-"""Groups without a spread are found and dropped whole; the overlong penalty shapes advantages, never rewards."""
+"""Groups without a spread are found and dropped whole; a step counts what it sampled."""
 
 from __future__ import annotations
 
@@ -6,21 +6,11 @@ from dataclasses import asdict
 
 import pytest
 
-from config import parse_config
 from rollout.records import StopReason
 from rollout.stats import RolloutStats
 from tests.support.builders import record, scored
-from tests.support.oracle import mutant
 from update import groups
-from update.groups import (
-    by_prompt,
-    count_reasons,
-    equal_share,
-    is_equal,
-    overlong_penalty,
-    with_overlong_penalty,
-    without_equal_groups,
-)
+from update.groups import by_prompt, count_reasons, equal_share, is_equal, without_equal_groups
 
 
 def step(*advantages: tuple[float, ...]):
@@ -38,54 +28,6 @@ def test_a_group_is_equal_where_no_member_has_an_advantage():
 def test_a_member_of_advantage_zero_stays_with_its_group():
     items = step((1.0, 0.0, -1.0), (0.0, 0.0, 0.0))
     assert [s.advantage for s in without_equal_groups(items)] == [1.0, 0.0, -1.0]
-
-
-def config(buffer: int, scale: str = "none"):
-    return parse_config({
-        "model": {"path": "m"}, "data": {"path": "d"}, "loss": {"overlong_buffer": buffer}, "reward": {"scale": scale},
-        "rollout": {"context_length": 20, "max_new_tokens": 10, "trajectories_per_step": 8}})  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("spans", "penalty"),
-    [
-        ("PAAAA", 0.0),  # 6 tokens of its turn left
-        ("PAAAAAA", 0.0),  # 4: exactly the buffer
-        ("PAAAAAAA", -0.25),  # 3 of the 10 of a turn
-        ("PAAAAAAAAAA", -1.0),  # cut by the turn's tokens
-        ("PAAAAOOOOOOOOOAAA", -0.25),  # 17 of 20 in the context
-        ("PAAAAOOOOOOOOOAAAAAA", -1.0),  # the context is full
-    ],
-)
-def test_the_penalty_falls_linearly_over_the_last_tokens_of_either_budget(spans, penalty):
-    assert overlong_penalty(record(spans), config(4).rollout, 4) == penalty
-
-
-@pytest.mark.parametrize(
-    ("text", "replacement"),
-    [("return -min(", "return min("), ("buffer - room", "room - buffer"), ("room = min(", "room = max(")],
-)
-def test_a_changed_term_of_the_penalty_is_noticed(text, replacement):
-    changed = mutant(groups, text, replacement).overlong_penalty
-    lines = ("PAAAA", "PAAAAAAA", "PAAAAOOOOOOOOOAAA")
-    assert [changed(record(s), config(4).rollout, 4) for s in lines] != [0.0, -0.25, -0.25]
-
-
-def test_the_penalty_shapes_the_advantages_and_leaves_the_rewards():
-    items = scored([record("PAAAA", sample=0), record("PAAAAAAAAAA", sample=1)], [1.0, 1.0])
-    shaped = with_overlong_penalty(items, config(4))
-    assert [s.reward for s in shaped] == [1.0, 1.0]
-    assert [s.advantage for s in shaped] == [0.5, -0.5]
-    assert [s.advantage for s in with_overlong_penalty(items, config(4, "std"))] == [1.0, -1.0]
-
-
-def test_without_a_buffer_nothing_changes():
-    items = step((1.0, -1.0))
-    assert with_overlong_penalty(items, config(0)) == items
-
-
-def test_a_sample_alone_keeps_advantage_zero():
-    assert with_overlong_penalty(step((0.0,)), config(4))[0].advantage == 0.0
 
 
 def test_the_ledger_counts_every_trajectory_once_the_spoilt_ones_too():

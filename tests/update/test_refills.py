@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from config import parse_config
-from data import Problem, ProblemStream
+from data import Problem, ProblemStream, TrainingData
 from policy import init_distributed
-from rollout.engine import RolloutStats
 from run.console import PlainConsole
 from run.trajectories import read_step
 from run.writers import RunWriter
 from tests.support.builders import record
-from tests.support.fakes import FakeChat, FakePolicy
+from tests.support.fakes import fake_parts
 from tests.support.policies import CPU
-from trainer import Trainer, TrainingData
+from trainer import Trainer
 
 
 def trainer(tmp_path, spread, refills: int, problems: int = 9, prompts: int = 2):
@@ -35,10 +34,7 @@ def trainer(tmp_path, spread, refills: int, problems: int = 9, prompts: int = 2)
 
     data = TrainingData([Problem("x", "12", line) for line in range(problems)], [[n] for n in range(problems)])
     writer = RunWriter(tmp_path, None, PlainConsole(steps=1))
-    made = Trainer(
-        config, FakePolicy(), sample, lambda: RolloutStats(steps=3), FakeChat(), None, data, None, tmp_path, writer
-    )  # fmt: skip
-    return made, calls
+    return Trainer(fake_parts(config, data, sample, steps=3), tmp_path, writer), calls
 
 
 def test_equal_groups_are_replaced_until_the_step_is_full(tmp_path):

@@ -12,15 +12,15 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from config import DataConfig
-from data import DataError, ResponseTokenBatch, load_problems
+from data import DataError, load_problems
 from modeling.divergence import Measure
 from policy import build_model
 from startup import building
 from tests.support.builders import record, scored
 from tests.support.policies import CPU, assert_equal_gradients, gradients, step
 from tests.support.taught import TINY, batches_of, leave_gradients, taught, train
-from update.teacher import privileged, with_prompts
-from update.teacher_weights import Parked, Resident, RunningMean
+from update.batch import ResponseTokenBatch
+from update.teacher import Parked, Resident, RunningMean, privileged, with_prompts
 from update.update import batch_loss
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from report.vocabulary import byte_characters
+from report.blobs import byte_characters
 from rollout.chat.harmony import HarmonyChat
 from tests.support.harmony_cases import HANDED, as_oracle, from_oracle, read
 from tests.support.harmony_frozen import FROZEN

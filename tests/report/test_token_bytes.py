@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import AutoTokenizer
 
-from report.vocabulary import byte_characters, token_bytes
+from report.blobs import byte_characters, token_bytes
 from tests.support.runs import TINY
 
 TEXT = 'What is "é 数 😀"?\n\t<b>&amp;\u2028'

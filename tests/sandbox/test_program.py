@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandbox.child import source
+from sandbox.child import program
 
 
 @pytest.mark.parametrize(
@@ -22,24 +22,24 @@ from sandbox.child import source
     ],
 )
 def test_a_fence_round_all_the_code_goes(text, code):
-    assert source.unwrap(text) == code
+    assert program.unwrap(text) == code
 
 
 @pytest.mark.parametrize(
     "text", ["```python\nprint(1)\n", "```python\na\n```\nthen\n```python\nb", "x = '''\n```\n'''"]
 )
 def test_anything_else_is_left_as_it_is(text):
-    assert source.unwrap(text) == text
+    assert program.unwrap(text) == text
 
 
 def test_only_a_last_expression_is_split_off():
-    assert source.parse("x = 1\nx", "<python>", True, False)[1] is not None
+    assert program.parse("x = 1\nx", "<python>", True, False)[1] is not None
     for code in ("x = 1", "", "if 1:\n    2", "def f():\n    1"):
-        assert source.parse(code, "<python>", True, False)[1] is None
-    assert source.parse("x = 1\nx", "<python>", False, False)[1] is None
+        assert program.parse(code, "<python>", True, False)[1] is None
+    assert program.parse("x = 1\nx", "<python>", False, False)[1] is None
 
 
 def test_what_does_not_compile_raises_pythons_own_error():
     with pytest.raises(SyntaxError) as caught:
-        source.parse("x = = 2", "<python>", False, True)
+        program.parse("x = = 2", "<python>", False, True)
     assert caught.value.filename == "<python>" and caught.value.lineno == 1

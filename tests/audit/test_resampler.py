@@ -8,8 +8,8 @@ import dataclasses
 import pytest
 import torch
 
-from audit import again
-from audit.again import Again
+from audit import replay
+from audit.replay import Resampler
 from modeling.attention import SOFTMAX
 from tests.support.engines import FakeTool, generate, make_engine, sampling
 
@@ -20,7 +20,7 @@ def records(model, chat):
 
 
 def replayer(model, chat):
-    return Again(make_engine(model, chat, FakeTool()), model, SOFTMAX["auto"], sampling())
+    return Resampler(make_engine(model, chat, FakeTool()), model, SOFTMAX["auto"], sampling())
 
 
 def row_of(record) -> dict:
@@ -64,5 +64,5 @@ def test_other_weights_draw_otherwise_by_the_margin_of_their_scores(records, mod
 def test_forcing_in_chunks_changes_nothing(records, model, chat, monkeypatch):
     record = records[0]
     whole = replayer(model, chat).force(row_of(record), places(record))
-    monkeypatch.setattr(again, "CHUNK_LOGITS", 40 * model.config.vocab_size)
+    monkeypatch.setattr(replay, "CHUNK_LOGITS", 40 * model.config.vocab_size)
     assert replayer(model, chat).force(row_of(record), places(record)).tokens == whole.tokens

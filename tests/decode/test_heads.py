@@ -9,7 +9,7 @@ from tests.support.interpreted import DEVICE
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
-from decode.lines import _rounded  # isort: skip
+from decode.heads import _rounded  # isort: skip
 
 
 @triton.jit
