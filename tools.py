@@ -1,26 +1,35 @@
-"""The Python tool as the trainer sees it: code in, a future with text and a status out.
+"""Tools as the trainer sees them: the Python tool, the user's own, and a box of both.
 
-Invariants: every future resolves, whatever dies; `submit` never waits for a program; a failure of the sandbox itself
-has status "infra" and is never text for the model nor a reward. Start it before CUDA is touched. The processes behind
-it live in sandbox/.
+A tool set has `schema` (what the model is shown), `open(problem)` for one trajectory's session, and `close()`; a
+session has `call(name, arguments, seed)`, a future of a `ToolResult`. Invariants: every future resolves, whatever
+dies; `call` never waits for a program; a failure of the machinery itself has status "infra" and is never text for the
+model nor a reward. Start them before CUDA is touched. The processes behind them live in sandbox/: programs of the
+model in the sandbox, the user's own tools in plain worker processes.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import config
 from sandbox.layers import limits
+from sandbox.mcp_client import McpClient
 from sandbox.parent import render, report
+from sandbox.parent.libraries import library_paths
 from sandbox.parent.link import Link, StartError
+from sandbox.result import ToolResult, ToolSession, ToolSet, at_once
+from sandbox.workers.client import Client, UserFile
+
+__all__ = ["McpTools", "PythonTool", "SandboxError", "ToolBox", "ToolResult", "ToolSession", "ToolSet", "UserTools"]
 
 RECYCLE_CALLS = 5000  # programs that one fork server serves before a fresh one takes over
 _INFRA = {"op": "answer", "status": "infra", "error_type": "Infra", "code": 0, "shown": False, "timeout_s": 0.0,
@@ -29,26 +38,6 @@ _INFRA = {"op": "answer", "status": "infra", "error_type": "Infra", "code": 0, "
 
 class SandboxError(config.UserError, RuntimeError):
     """The sandbox cannot start, cannot give what the settings demand, or failed. One line: what, and the mend."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolResult:
-    """How one call ended.
-
-    status: ok, error, timeout, out_of_memory, output_limit, crash, exit, refused, infra (the sandbox failed, not the
-    program: drop the trajectory). text: what the model is shown.
-    """
-
-    status: str
-    text: str
-    stdout: str
-    stderr: str
-    value_shown: bool  # a bare last expression was printed
-    error_type: str  # the exception's class name; Timeout, OutputLimit, SIGSEGV, ...; empty for ok
-    wall_s: float  # from hand-over to the child
-    cpu_s: float
-    queue_s: float  # waiting before that; not charged to the program
-    truncated: bool  # the model was shown less than the program wrote
 
 
 def tool_schema(settings: config.ToolConfig) -> dict[str, Any]:
@@ -87,6 +76,14 @@ class PythonTool:
             raise SandboxError(f"{demand}: {self.report}")
         atexit.register(self.close)
 
+    @property
+    def schema(self) -> list[dict[str, Any]]:
+        return [tool_schema(self._settings)]
+
+    def open(self, problem: dict[str, Any]) -> ToolSession:
+        """A trajectory's session; programs share nothing, so it has no state."""
+        return _PythonSession(self)
+
     def submit(self, code: str, seed: int = 0, timeout: float | None = None) -> Future[ToolResult]:
         """Queues one program; `timeout` (seconds) replaces tool.timeout_seconds. RuntimeError after close()."""
         raw = code.encode("utf-8", "surrogatepass")
@@ -118,10 +115,7 @@ class PythonTool:
 
     def _too_long(self) -> Future[ToolResult]:
         self._counts["refused"] += 1
-        words = f"Refused: the program is longer than {limits.CODE_BYTES} bytes"
-        future: Future[ToolResult] = Future()
-        future.set_result(ToolResult("refused", words, "", "", False, "Refused", 0.0, 0.0, 0.0, False))
-        return future
+        return at_once("refused", f"Refused: the program is longer than {limits.CODE_BYTES} bytes", "Refused")
 
     def _result(self, header: dict[str, Any], payload: bytes) -> ToolResult:
         self._counts[header["status"]] += 1
@@ -136,6 +130,180 @@ class PythonTool:
         )  # fmt: skip
 
 
+class _PythonSession:
+    def __init__(self, tool: PythonTool):
+        self._tool = tool
+
+    def call(self, name: str, arguments: dict[str, Any], seed: int) -> Future[ToolResult]:
+        return self._tool.submit(arguments["code"], seed=seed)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class UserTools:
+    """Functions and classes of the user's files, in worker processes. Thread-safe; close() it."""
+
+    def __init__(self, functions: Sequence[str], settings: config.ToolConfig, beside: Path):
+        """Imports each file once, in a process of its own. functions: "FILE.py:NAME", each looked for in the folder
+        `beside`, then in the working directory.
+
+        Raises SandboxError, with the spec and the fix, for a file or a name that cannot be used.
+        """
+        self._owner = os.getpid()
+        try:
+            self._client = Client(
+                functions, beside, timeout_s=settings.timeout_seconds, memory_mb=settings.memory_mb,
+                max_chars=settings.max_output_chars, max_running=_running(settings),
+            )  # fmt: skip
+        except StartError as error:
+            raise SandboxError(str(error)) from error
+        self.schema = [schema for *_, schema in self._client.schemas]
+        self._where: dict[str, tuple[int, int, str, bool]] = {}
+        for *where, _ in self._client.schemas:
+            self._where[where[2]] = (where[0], where[1], where[2], where[3])
+        atexit.register(self.close)
+
+    @property
+    def files(self) -> list[UserFile]:
+        """Path, text and SHA-256 of each file, as imported."""
+        return self._client.files
+
+    @property
+    def pid(self) -> int:
+        """The broker's."""
+        return self._client.pid
+
+    def workers(self) -> int:
+        """Worker processes that serve now."""
+        return self._client.workers()
+
+    def open(self, problem: dict[str, Any]) -> ToolSession:
+        """A trajectory's session. `problem` is the data row; a class gets it in its constructor."""
+        return _UserSession(self._client, self._where, problem)
+
+    def close(self) -> None:
+        """Ends every process; calls under way resolve as infra. Idempotent; a fork's copy does nothing."""
+        if os.getpid() == self._owner:
+            atexit.unregister(self.close)
+            self._client.close()
+
+
+class _UserSession:
+    def __init__(self, client: Client, where: dict[str, tuple[int, int, str, bool]], problem: dict[str, Any]):
+        self._client, self._where, self._problem = client, where, problem
+        self._number = -1  # of a trajectory that has called a tool with state
+
+    def call(self, name: str, arguments: dict[str, Any], seed: int) -> Future[ToolResult]:
+        raw = json.dumps(arguments).encode()
+        if len(raw) > limits.CODE_BYTES:
+            return at_once("refused", f"Refused: the arguments are longer than {limits.CODE_BYTES} bytes", "Refused")
+        where = self._where[name]
+        if where[3] and self._number < 0:
+            self._number = self._client.open(self._problem)
+        return self._client.call(where, self._number, raw, seed, _user_result)
+
+    def close(self) -> None:
+        if self._number >= 0:
+            self._client.shut(self._number)
+            self._number = -1
+
+
+def _user_result(header: dict[str, Any], payload: bytes) -> ToolResult:
+    return ToolResult(
+        header["status"], payload.decode(), "", "", False, header["error_type"], header["wall_s"], header["cpu_s"],
+        header["queue_s"], header["truncated"],
+    )  # fmt: skip
+
+
+class McpTools:
+    """The tools of one MCP server: one process for all trajectories. close() it."""
+
+    def __init__(self, command: str, settings: config.ToolConfig):
+        """Starts `command` and lists its tools. Raises SandboxError, with the command and the fix."""
+        limit, chars = settings.timeout_seconds, settings.max_output_chars
+        try:
+            self._client = McpClient(command, timeout_s=limit, max_chars=chars)
+        except StartError as error:
+            raise SandboxError(str(error)) from error
+        self.schema = self._client.schemas
+        self.close = self._client.close
+
+    def open(self, problem: dict[str, Any]) -> ToolSession:
+        """A trajectory's session; the server keeps what state it has for all."""
+        return _McpSession(self._client)
+
+
+class _McpSession:
+    def __init__(self, client: McpClient):
+        self._client = client
+
+    def call(self, name: str, arguments: dict[str, Any], seed: int) -> Future[ToolResult]:
+        future: Future[ToolResult] = Future()
+        future.set_running_or_notify_cancel()
+        self._client.call(name, arguments).add_done_callback(lambda done: future.set_result(_mcp_result(done)))
+        return future
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _mcp_result(done: Future[dict[str, Any]]) -> ToolResult:
+    if done.cancelled() or done.exception() is not None:
+        return ToolResult("infra", "", "", "", False, "Infra", 0.0, 0.0, 0.0, False)
+    one = done.result()
+    return ToolResult(one["status"], one["text"], "", "", False, one["error_type"], one["wall_s"], 0.0, 0.0,
+                      one["truncated"])  # fmt: skip
+
+
+class ToolBox:
+    """Several tool sets as one: names go to the set that has them."""
+
+    def __init__(self, sets: Sequence[ToolSet]):
+        """Raises SandboxError for two tools of one name."""
+        self._sets = list(sets)
+        self._owner: dict[str, int] = {}
+        for index, one in enumerate(self._sets):
+            for schema in one.schema:
+                name = schema["function"]["name"]
+                if name == "python" and not isinstance(one, PythonTool):
+                    raise SandboxError("tool.functions: a tool is named 'python', the Python tool's name; rename it")
+                if name in self._owner:
+                    raise SandboxError(f"tool.functions: two tools are named {name!r}; rename one")
+                self._owner[name] = index
+
+    @property
+    def schema(self) -> list[dict[str, Any]]:
+        return [schema for one in self._sets for schema in one.schema]
+
+    def open(self, problem: dict[str, Any]) -> ToolSession:
+        return _BoxSession([one.open(problem) for one in self._sets], self._owner)
+
+    def close(self) -> None:
+        for one in self._sets:
+            one.close()
+
+
+class _BoxSession:
+    def __init__(self, sessions: list[ToolSession], owner: dict[str, int]):
+        self._sessions, self._owner = sessions, owner
+
+    def call(self, name: str, arguments: dict[str, Any], seed: int) -> Future[ToolResult]:
+        """Raises KeyError for a name that the schema lacks; the chat format refuses those first."""
+        return self._sessions[self._owner[name]].call(name, arguments, seed)
+
+    def close(self) -> None:
+        for one in self._sessions:
+            one.close()
+
+
+def _running(settings: config.ToolConfig) -> int:
+    """Calls at once on this rank."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of this host; each has tools of its own
+    return settings.max_running or max(2, (cores - 2) // ranks)
+
+
 def _demand(settings: config.ToolConfig, layers_left_off: bool) -> str:
     """The setting that asks for the boundary which this host lacks, with its mend; empty when none does."""
     if settings.require == "boundary":
@@ -146,11 +314,9 @@ def _demand(settings: config.ToolConfig, layers_left_off: bool) -> str:
 
 
 def _broker_settings(settings: config.ToolConfig, without: Sequence[str]) -> dict[str, Any]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of this host; each has a tool of its own
-    running = settings.max_running or max(2, (cores - 2) // ranks)
+    running = _running(settings)
     spares = min(max(32, 8 * running), 128)  # enough for a burst; one costs about a megabyte
-    paths = _library_paths()
+    paths = library_paths()
     prefixes = [os.path.join(prefix, "lib") for prefix in (sys.base_prefix, sys.prefix)]
     zygote = {
         "paths": paths,
@@ -170,15 +336,3 @@ def _broker_settings(settings: config.ToolConfig, without: Sequence[str]) -> dic
         "import_filter": settings.import_filter == "on",
         "zygote": zygote,
     }
-
-
-def _library_paths() -> list[str]:
-    """Where modules are found: the standard library and installed packages, not the project's folders and scripts."""
-    stdlib = os.path.dirname(os.__file__)
-    return [path for path in sys.path if path == stdlib or path.endswith(".zip") or _holds_packages(path)]
-
-
-def _holds_packages(folder: str) -> bool:
-    if os.path.basename(folder) in ("lib-dynload", "site-packages", "dist-packages"):
-        return True
-    return os.path.isdir(folder) and any(name.endswith(".dist-info") for name in os.listdir(folder))

@@ -2,6 +2,7 @@
 
     python benchmarks/bench_tools.py                 latency, bursts, calls per second, CPU per call, delay
     python benchmarks/bench_tools.py --soak 20000    5 % hostile programs and random kills; leaks show
+    python benchmarks/bench_tools.py --user 2000     a user's function, and a class with state
 
 As an ordinary user: python tests/support/sandbox_user.py $(which python) benchmarks/bench_tools.py
 CPU per call is user and system time of trainer, broker and fork server with its dead children, from /proc.
@@ -138,6 +139,31 @@ def measure(preload: tuple[str, ...], code: str) -> None:
     tool.close()
 
 
+def user(calls: int) -> None:
+    """A function and a class of tests/support/user_tools.py: latency, calls a second, the trainer's CPU."""
+    beside = Path(__file__).resolve().parent.parent / "tests/support"
+    made = tools.UserTools(["user_tools.py:search", "user_tools.py:Notebook"], config.ToolConfig(), beside)
+    for name, arguments in (("search", {"query": "a"}), ("run", {"code": "x = 1"})):
+        sessions = [made.open({}) for _ in range(16)]
+        for one in sessions:
+            one.call(name, arguments, 0).result()
+        spent = []
+        for number in range(200):
+            start = time.perf_counter()
+            assert sessions[number % 16].call(name, arguments, 0).result().status == "ok"
+            spent.append((time.perf_counter() - start) * 1000)
+        own, start = _own_cpu_ms(), time.perf_counter()
+        futures = [sessions[number % 16].call(name, arguments, 0) for number in range(calls)]
+        assert all(future.result().status == "ok" for future in futures)
+        seconds = time.perf_counter() - start
+        median, late = statistics.median(spent), _percentile(spent, 0.95)
+        _row(f"{name}: one call at a time, ms", f"median {median:.2f}   p95 {late:.2f}")
+        _row(f"{name}: calls/s", f"{calls / seconds:.0f}   trainer CPU a call {(_own_cpu_ms() - own) / calls:.3f} ms")
+        for one in sessions:
+            one.close()
+    made.close()
+
+
 def _session_size(leader: int) -> int:
     """Processes of a session: the broker leads one, and everything under it stays there."""
     size = 0
@@ -196,7 +222,11 @@ def soak(calls: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--soak", type=int, default=0, metavar="CALLS")
+    parser.add_argument("--user", type=int, default=0, metavar="CALLS")
     arguments = parser.parse_args()
+    if arguments.user:
+        user(arguments.user)
+        sys.exit()
     if arguments.soak:
         soak(arguments.soak)
     else:

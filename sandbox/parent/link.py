@@ -28,7 +28,7 @@ ATTEMPTS = 2
 SILENCE_S = 180.0  # beyond the longest time limit asked for: a broker that owes answers and is silent so long hangs
 RESTARTS_IN_A_ROW = 3
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_BOOT = "import sys; sys.path.insert(0, {root!r}); from sandbox.parent import broker; broker.main({fd})"
+_BOOT = "import sys; sys.path.insert(0, {root!r}); from {package} import broker; broker.main({fd})"
 
 Finish = Callable[[dict[str, Any], bytes], Any]  # answer header and payload to the future's result
 
@@ -51,8 +51,13 @@ class _Request:
 class Link:
     """A running broker and the requests under way. Thread-safe."""
 
-    def __init__(self, settings: dict[str, Any], environment: dict[str, str], infra: dict[str, Any]):
-        """Waits until the broker serves. `infra` is the answer to a request that is given up. Raises StartError."""
+    def __init__(
+        self, settings: dict[str, Any], environment: dict[str, str], infra: dict[str, Any],
+        package: str = "sandbox.parent",
+    ):  # fmt: skip
+        """Waits until the broker serves. `infra` is the answer to a request that is given up; `package` holds the
+        broker. Raises StartError."""
+        self._package = package
         self._settings = settings
         self._environment = environment
         self._infra = infra
@@ -87,7 +92,7 @@ class Link:
         with self._lock:
             if self._ended == "closed":
                 self._room.release()
-                raise RuntimeError("the Python tool is closed")
+                raise RuntimeError("the tool is closed")
             self._numbers += 1
             request = _Request(wire.pack(header | {"id": self._numbers}, payload), finish)
             self._requests[self._numbers] = request
@@ -126,7 +131,7 @@ class Link:
         self._socket, theirs = socket.socketpair()
         settings = self._settings | {"scratch": self._scratch.name}
         with theirs:
-            boot = _BOOT.format(root=_ROOT, fd=theirs.fileno())
+            boot = _BOOT.format(root=_ROOT, package=self._package, fd=theirs.fileno())
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-B", "-c", boot, json.dumps(settings)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=self._environment,
