@@ -27,6 +27,7 @@ from configs.schema import (
     Section,
     UserError,
     apply_override,
+    located,
     parse_sections,
     read_json,
     require,
@@ -36,7 +37,6 @@ from configs.schema import (
 
 __all__ = ["Config", "ConfigError", "UserError", "load_config", "parse_config", "with_defaults"]
 
-CODE = "code"  # folder of a run: the user's files as they ran
 VERSION = "0.1.0"  # of the program, as in pyproject.toml; each run's config.json holds it
 
 
@@ -474,16 +474,6 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     if isinstance(raw.get("reward"), dict) and isinstance(raw["reward"].get("function"), str):
         raw["reward"]["function"] = located(raw["reward"]["function"], Path(path).parent)
     return parse_config(raw)
-
-
-def located(spec: str, beside: Path) -> str:
-    """A spec "FILE.py:NAME" with the file's whole path: in `beside`, in the working directory, or, where a run's file
-    has moved since, the copy that the run keeps. One that is nowhere stays as it is, for start-up to refuse."""
-    file, colon, name = spec.rpartition(":")
-    for path in (beside / file, Path.cwd() / file, beside / CODE / Path(file).name):
-        if colon and file and path.is_file():
-            return f"{path.resolve()}:{name}"
-    return spec
 
 
 def parse_config(raw: dict[str, Any]) -> Config:

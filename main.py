@@ -149,7 +149,7 @@ def _evaluate(words: Sequence[str]) -> int:
 
 
 def _audit(words: Sequence[str]) -> int:
-    from audit.audit import audit, summary
+    from audit.audit import audit, calling, summary
     from report.runs import read_metrics
     from run.stretches import stretches
 
@@ -162,8 +162,14 @@ def _audit(words: Sequence[str]) -> int:
     for stretch in stretches(run_dir):  # each with its own chat format and tool
         config = parse_config(stretch.config)
         chat = inputs.load_chat(config, inputs.load_tokenizer(config))
-        with building.started_tool(config, wanted=not args.no_tools) as tool:
-            found = audit(run_dir, chat.answer, tool, stretch)
+        with (
+            building.started_reward(config, beside=run_dir) as scorer,
+            building.started_tool(config, wanted=not args.no_tools) as tool,
+        ):
+            again = calling(scorer.score, chat.answer) if scorer else None
+            if scorer and run_folder.has_changed(run_dir, scorer.file):
+                missing.append(f"note: {scorer.file.path} has changed since the run; rewards are those it gives now")
+            found = audit(run_dir, chat.answer, tool, stretch, again)
         counts.update(found[0])
         problems += found[1]
         missing += found[2]

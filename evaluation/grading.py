@@ -113,14 +113,17 @@ def as_trajectory(record: RolloutRecord, decode: Decode) -> dict[str, Any]:
         {
             "text": decode(record.token_ids[turn.start : turn.end]),
             "calls": [
-                {"name": call.name, "arguments": {"code": call.code} if call.code else {}, "status": call.status, "text": call.text}
+                {
+                    "name": call.name, "arguments": {"code": call.code} if call.code else {}, "status": call.status,
+                    "text": call.text,
+                }
                 for call in turn.calls
             ],
         }
         for turn in record.turns
-    ]
+    ]  # fmt: skip
     return {
-        "final_text": after_thinking(turns[-1]["text"]), "stop": record.stop.value, "turns": turns,
+        "final_text": after_thinking(final_turn(record, decode)), "stop": record.stop.value, "turns": turns,
         "sampled_tokens": record.num_sampled,
     }  # fmt: skip
 

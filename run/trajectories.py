@@ -157,9 +157,10 @@ def read_table(run_dir: Path, step: int, columns: list[str] | None = None) -> pa
         kept = f"kept are steps {spans(steps)}" if steps else "the run keeps none"
         raise TrajectoryError(f"{run_dir}: no trajectories of step {step}; {kept} (see log.keep_trajectories)")
     with _reading(path):
-        # A file from before checksums has none to verify, one from before entropies lacks that column.
-        table = pq.read_table(path, columns=columns, page_checksum_verification=True)
-        names = [name for name in columns or SCHEMA.names if name not in OPTIONAL or name in table.column_names]
+        # A file from before checksums has none to verify.
+        held = set(pq.read_schema(path).names)
+        names = [name for name in columns or SCHEMA.names if name not in OPTIONAL or name in held]
+        table = pq.read_table(path, columns=names if columns else None, page_checksum_verification=True)
         if table.schema != pa.schema([SCHEMA.field(name) for name in names]):
             raise _damage(path, "its columns are not those of trajectories")
     return table
@@ -168,14 +169,15 @@ def read_table(run_dir: Path, step: int, columns: list[str] | None = None) -> pa
 def read_step(run_dir: Path, step: int) -> list[dict[str, Any]]:
     """A step's rows as plain dictionaries, with the field names of `RolloutRecord` and `Scored`.
 
-    Entropies are no field of theirs and stay behind. With reward.function `problem` is the data row. Raises TrajectoryError where the step is not kept, DamageError.
+    Entropies are no field of theirs and stay behind. With reward.function `problem` is the data row. Raises
+    TrajectoryError where the step is not kept, DamageError.
     """
     rows = read_table(run_dir, step, [name for name in SCHEMA.names if name != "entropies"]).to_pylist()
     for call in calls_of(rows):
         call["code"] = call["code"].decode("utf-8", "surrogatepass")
         call["text"] = call["text"].decode("utf-8", "surrogatepass")
     for row in rows:
-        if "problem" in row:
+        if row.get("problem") is not None:
             row["problem"] = json.loads(row["problem"])
     return rows
 

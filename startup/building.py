@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config import Config, ConfigError, UserError
+from config import Config, ConfigError
 from startup import inputs
+from startup.rewards import build_grader, started_reward
 
 if TYPE_CHECKING:
     import torch
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
     from audit.replay import Resampler
     from data import TrainingData
-    from evaluation.grading import Grader
     from decode.cache import PagedCache
     from decode.interface import Decoder
+    from evaluation.grading import Grader
     from modeling.packed_model import PredictingStates
     from policy import Policy
     from rollout.chat.formats import Chat
@@ -108,39 +109,6 @@ def started_tool(config: Config, wanted: bool = True) -> Iterator[PythonTool | N
         yield tool
     finally:
         tool.close()
-
-
-@contextlib.contextmanager
-def started_reward(config: Config) -> Iterator[Scorer | None]:
-    """The worker processes of reward.function; None without one. Start them before CUDA is touched.
-
-    Raises ConfigError for a file or a name that cannot be used.
-    """
-    if not config.reward.function:
-        yield None
-        return
-    from sandbox.parent.link import StartError
-    from sandbox.workers.rewards import Scorer
-    from tools import calls_at_once
-
-    try:
-        scorer = Scorer(
-            config.reward.function, Path.cwd(), timeout_s=config.reward.timeout_seconds,
-            memory_mb=config.tool.memory_mb, max_running=calls_at_once(config.tool),
-        )  # fmt: skip
-    except StartError as error:
-        raise UserError(str(error)) from error
-    try:
-        yield scorer
-    finally:
-        scorer.close()
-
-
-def build_grader(chat: Chat, scorer: Scorer | None) -> Grader:
-    """Grades by the box rule, or with `scorer` by reward.function."""
-    from evaluation.grading import BoxGrader, UserGrader
-
-    return UserGrader(scorer, chat.answer) if scorer else BoxGrader(chat.answer)
 
 
 def device_of(config: Config) -> torch.device:
