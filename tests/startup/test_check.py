@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,56 @@ def test_log_probs_of_another_model_fail(parts):
 
     line = sampled_with(parts, shift)["ratio"]
     assert line.state == "FAIL" and "what is sampled is not what is trained" in line.text
+
+
+def test_a_mismatch_within_the_models_own_floor_passes_and_shows_both(parts, monkeypatch):
+    def shift(record):
+        moved = tuple(p - 0.01 if drawn else 0.0 for p, drawn in zip(record.logprobs, record.sampled, strict=True))
+        return dataclasses.replace(record, logprobs=moved)
+
+    monkeypatch.setattr("startup.check._floor", lambda *_: 0.006)
+    found = sampled_with(parts, shift)["ratio"]
+    assert found.state == "ok" and "mean 0.01," in found.text and "other attention: mean 0.006" in found.text
+    monkeypatch.setattr("startup.check._floor", lambda *_: 0.004)
+    assert sampled_with(parts, shift)["ratio"].state == "FAIL"
+
+
+@contextmanager
+def wrong_rope_base(model):
+    frequencies = model.base_model.rotary_emb.inv_freq
+    right = frequencies.clone()
+    frequencies.mul_(1.1)
+    yield
+    frequencies.copy_(right)
+
+
+@contextmanager
+def dropped_scale(model):
+    layers = [layer.self_attn for layer in model.base_model.layers]
+    right = [layer.scaling for layer in layers]
+    for layer in layers:
+        layer.scaling = 1.0
+    yield
+    for layer, scaling in zip(layers, right, strict=True):
+        layer.scaling = scaling
+
+
+@contextmanager
+def wrong_positions(model):
+    forward = model.base_model.forward
+    model.base_model.forward = lambda **words: forward(**words | {"position_ids": words["position_ids"] * 2})
+    yield
+    del model.base_model.forward
+
+
+@pytest.mark.parametrize("fault", [wrong_rope_base, dropped_scale, wrong_positions])
+def test_sampling_with_a_planted_fault_fails(parts, fault):
+    def faulty(*words):
+        with fault(parts.policy.model):
+            return parts.sample(*words)
+
+    found = lines_of(parts, sample=faulty)["ratio"]
+    assert found.state == "FAIL" and "what is sampled is not what is trained" in found.text
 
 
 def test_a_forward_that_does_not_repeat_itself_fails(parts):
