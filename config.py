@@ -36,6 +36,7 @@ from configs.schema import (
 
 __all__ = ["Config", "ConfigError", "UserError", "load_config", "parse_config", "with_defaults"]
 
+CODE = "code"  # folder of a run: the user's files as they ran
 VERSION = "0.1.0"  # of the program, as in pyproject.toml; each run's config.json holds it
 
 
@@ -166,18 +167,30 @@ class ToolConfig(Section):
         "on", "Allow listed imports alone; off is for hosts whose sandbox has every kernel layer.")
     require: Literal["boundary", "best_effort"] = setting(
         "best_effort", "boundary: refuse to train without all kernel layers of the sandbox.")
+    accept_changed_code: bool = setting(
+        False, "Resume although the user's files (reward.function) have changed.")
     preload: tuple[str, ...] = setting(("numpy", "sympy"), "Modules imported once, before children are forked.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardConfig(Section):
-    """From grades to advantages."""
+    """Where rewards come from, and how they become advantages."""
 
+    function: str = setting(
+        "", "FILE.py:NAME of score(trajectory, problem), beside the config or in the working directory; empty: the "
+        "box rule.")
+    timeout_seconds: float = setting(30.0, "Wall time of one call of reward.function.", above=0)
     scale: Literal["none", "std"] = setting(
         "none", "Group advantage; none: reward - mean; std: that over the group's standard deviation.")
     tool_bonus: float = setting(
         0.0, "Added to the reward of a wrong trajectory that ran a call without an error.", at_least=0, below=1,
         fix="a wrong trajectory must stay below 0")
+
+    def rules(self) -> None:
+        self.demand(
+            self.tool_bonus == 0 or not self.function, "tool_bonus",
+            "reward.function sees the calls and gives the whole reward; set 0 and add the bonus there",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -460,7 +473,19 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raw = with_defaults(raw)
     for text in overrides:
         apply_override(raw, text)
+    if isinstance(raw.get("reward"), dict) and isinstance(raw["reward"].get("function"), str):
+        raw["reward"]["function"] = located(raw["reward"]["function"], Path(path).parent)
     return parse_config(raw)
+
+
+def located(spec: str, beside: Path) -> str:
+    """A spec "FILE.py:NAME" with the file's whole path: in `beside`, in the working directory, or, where a run's file
+    has moved since, the copy that the run keeps. One that is nowhere stays as it is, for start-up to refuse."""
+    file, colon, name = spec.rpartition(":")
+    for path in (beside / file, Path.cwd() / file, beside / CODE / Path(file).name):
+        if colon and file and path.is_file():
+            return f"{path.resolve()}:{name}"
+    return spec
 
 
 def parse_config(raw: dict[str, Any]) -> Config:

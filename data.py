@@ -13,14 +13,16 @@ import random
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from config import ConfigError, DataConfig, UserError
 from reward import check_answer, clean, equal
 
+ROLES = ("system", "user", "assistant")
 MAX_DIGITS = 1000  # before or after the point; a number with a longer exponent stays a float
 
 
@@ -30,16 +32,21 @@ class DataError(UserError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    prompt: str
-    answer: str
+    prompt: str  # of a list of messages: each with its role, for people and for telling problems apart
+    answer: str  # the reference; with reward.function what the row has, or ""
     line: int  # in the file, from 1
     hint: str = ""  # the field data.hint_field, where that is set
+    row: Mapping[str, Any] = field(default_factory=dict)  # the whole line, numbers as Python reads JSON
+    messages: tuple[Mapping[str, str], ...] = ()  # where the prompt is a list of them
 
 
-def load_problems(path: str | Path, config: DataConfig, setting: str = "data.path") -> list[Problem]:
+def load_problems(
+    path: str | Path, config: DataConfig, setting: str = "data.path", box_rule: bool = True
+) -> list[Problem]:
     """Reads and checks every line; blank lines are skipped. Raises DataError at the first bad one.
 
     setting: the setting that names the file, for the error where it cannot be read
+    box_rule: every line needs a reference; without (reward.function), a prompt is enough, also a list of messages
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -49,13 +56,13 @@ def load_problems(path: str | Path, config: DataConfig, setting: str = "data.pat
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 at byte {error.start}; convert the file") from error
     lines = enumerate(text.split("\n"), start=1)
-    problems = [_parse_line(path, number, line, config) for number, line in lines if line.strip()]
+    problems = [_parse_line(path, number, line, config, box_rule) for number, line in lines if line.strip()]
     if not problems:
         raise DataError(f"{path}: holds no problem; write one JSON object a line")
     return problems
 
 
-def _parse_line(path: str | Path, number: int, line: str, config: DataConfig) -> Problem:
+def _parse_line(path: str | Path, number: int, line: str, config: DataConfig, box_rule: bool) -> Problem:
     where = f"{path}, line {number}"
     try:
         row = json.loads(line, parse_float=_exact)
@@ -67,10 +74,14 @@ def _parse_line(path: str | Path, number: int, line: str, config: DataConfig) ->
         raise DataError(f"{where}: a {type(row).__name__}, not an object; write {{...}}")
     for setting in ("prompt_field", "answer_field", "hint_field"):
         name = getattr(config, setting)
-        if name and name not in row:
+        if name and name not in row and (box_rule or setting != "answer_field"):
             raise DataError(f"{where}: field {name!r} is missing; add it or set data.{setting} (has {', '.join(row)})")
-    prompt, answer = row[config.prompt_field], row[config.answer_field]
+    prompt, answer = row[config.prompt_field], row.get(config.answer_field, "")
     hint = row[config.hint_field] if config.hint_field else ""
+    messages: tuple[Mapping[str, str], ...] = ()
+    if isinstance(prompt, list) and not box_rule:
+        messages = _messages(f"{where}: field {config.prompt_field!r}", prompt)
+        prompt = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
     if not isinstance(prompt, str) or not prompt.strip():
         raise DataError(f"{where}: field {config.prompt_field!r} is {prompt!r}; it must be a non-empty string")
     if not isinstance(hint, str):
@@ -78,10 +89,28 @@ def _parse_line(path: str | Path, number: int, line: str, config: DataConfig) ->
     for name, text in ((config.prompt_field, prompt), (config.answer_field, str(answer)), (config.hint_field, hint)):
         if any("\ud800" <= char <= "\udfff" for char in text):
             raise DataError(f"{where}: field {name!r} holds half of a surrogate pair; write whole characters")
+    kept = json.loads(line)
+    if not box_rule:
+        text = answer if isinstance(answer, str) else json.dumps(kept[config.answer_field])
+        return Problem(prompt, text, number, hint, kept, messages)
     try:
-        return Problem(prompt, check_answer(answer), number, hint)
+        return Problem(prompt, check_answer(answer), number, hint, kept)
     except ValueError as error:
         raise DataError(f"{where}: field {config.answer_field!r}: {error}") from error
+
+
+def _messages(where: str, prompt: list[Any]) -> tuple[Mapping[str, str], ...]:
+    """The messages of a prompt. Raises DataError."""
+    for message in prompt:
+        good = isinstance(message, dict) and message.keys() == {"role", "content"}
+        if not good or message["role"] not in ROLES or not isinstance(message["content"], str):
+            raise DataError(
+                f'{where} has a message {message!r:.80}; write {{"role": ..., "content": "text"}} with a role of '
+                f"{', '.join(ROLES)}"
+            )
+    if not prompt or prompt[-1]["role"] != "user" or any(m["role"] == "system" for m in prompt[1:]):
+        raise DataError(f"{where}: messages end with one of the user, and only the first may be of the system; fix it")
+    return tuple(prompt)
 
 
 def _exact(text: str) -> float | Decimal:
@@ -159,7 +188,7 @@ def distinct(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def render_prompts(
-    problems: Sequence[Problem], render: Callable[[str], list[int]], limit: int, over_long: str, path: str
+    problems: Sequence[Problem], render: Callable[[Problem], list[int]], limit: int, over_long: str, path: str
 ) -> tuple[list[Problem], list[list[int]]]:
     """Token ids of every prompt, with the chat template and the tool schema.
 
@@ -168,7 +197,7 @@ def render_prompts(
     """
     kept, prompts = [], []
     for problem in problems:
-        ids = render(problem.prompt)
+        ids = render(problem)
         if len(ids) <= limit:
             kept.append(problem)
             prompts.append(ids)
@@ -189,12 +218,14 @@ class TrainingData:
     problems: Sequence[Problem]
     prompts: Sequence[list[int]]
     teacher_prompts: Sequence[list[int]] = ()  # with teacher.privilege, what the teacher reads in their place
+    whole_rows: bool = False  # with reward.function, which reads the whole row
 
     def digest(self) -> str:
-        """Of prompts and answers in their order: a data cursor into others means nothing."""
+        """Of prompts and answers (or whole rows) in their order: a data cursor into others means nothing."""
         digest = hashlib.blake2b(digest_size=16)
         for problem, prompt in zip(self.problems, self.prompts, strict=True):
-            digest.update(repr((list(prompt), problem.answer)).encode())
+            read = json.dumps(problem.row, sort_keys=True) if self.whole_rows else problem.answer
+            digest.update(repr((list(prompt), read)).encode())
         return digest.hexdigest()
 
 

@@ -75,7 +75,12 @@ def _train(words: Sequence[str]) -> int:
         if _leads() and not args.resume:
             held.enter_context(sole_writer(run_dir))
             run_folder.check_run_dir(config, run_dir, resume=False)  # another run may have come and gone meanwhile
+        files = [parts.scorer.file] if parts.scorer else []
+        if checkpoint:
+            run_folder.check_code(config, run_dir, files)
         writer = held.enter_context(contextlib.closing(open_writer(config, run_dir, console))) if console else None
+        if writer:
+            run_folder.keep_code(run_dir, files)
         from trainer import Trainer
 
         Trainer(parts, run_dir, writer).train(checkpoint, interruption)
@@ -124,10 +129,11 @@ def _evaluate(words: Sequence[str]) -> int:
         require_writable(chosen.out, OUT)
         if chosen.out.exists():
             say(f"note: this replaces the evaluation in {chosen.out}; name another file with --out to keep it")
-    with building.started_tool(config, wanted="on" in args.tools) as tool:
+    with building.started_reward(config) as scorer, building.started_tool(config, wanted="on" in args.tools) as tool:
         sample = building.build_samplers(configs, shape, building.device_of(config), chats, tool, adapters)
         found = run_treatments({
-            name: Treatment(configs[name], data[name].problems, data[name].prompts, sample[name], chat.answer)
+            name: Treatment(configs[name], data[name].problems, data[name].prompts, sample[name], chat.answer,
+                            building.build_grader(chat, scorer))
             for name, chat in chats.items()
         }, chosen.step, Ranks())  # fmt: skip
     if _leads():

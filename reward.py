@@ -45,8 +45,18 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grade:
+    """Of one trajectory: by the box rule, or by the user's reward.function (evaluation/grading.py)."""
+
     correct: bool
-    reason: Reason
+    reason: str  # a `Reason`; of reward.function its own words
+    reward: float | None = None  # of reward.function; None: +1 or -1 by `correct`
+    error: str = ""  # where reward.function failed: the exception's type; the trajectory is not trained
+    message: str = ""  # of that exception
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the trajectory enters rewards, advantages and loss: not where sandbox or reward.function failed."""
+        return not self.error and self.reason is not Reason.TOOL_INFRA
 
 
 def grade(response: str, answer: str | int | float) -> Grade:
@@ -59,7 +69,7 @@ def grade(response: str, answer: str | int | float) -> Grade:
     if reference is None or not clean(reference):
         return _wrong(Reason.BAD_REFERENCE)
     message = _last_message(response)
-    said = _after_thinking(message)
+    said = after_thinking(message)
     if "<tool_call>" in said:
         return _wrong(Reason.TOOL_CALL)
     begin = _last_box(said)
@@ -95,15 +105,15 @@ def check_answer(answer: object) -> str:
     return text
 
 
-def is_trained(reason: Reason | StopReason) -> bool:
-    """Whether the trajectory enters rewards, advantages and loss: all do, unless the sandbox itself failed."""
-    return reason.value != Reason.TOOL_INFRA.value
-
-
 def reward_of(verdict: Grade) -> float:
-    """+1.0 for a right trajectory, -1.0 for any other. Raises ValueError for `tool_infra`, which has no reward."""
-    if not is_trained(verdict.reason):
-        raise ValueError(f"reason {verdict.reason.value}: the sandbox failed, not the policy; drop the trajectory")
+    """The reward of reward.function; by the box rule +1.0 for a right trajectory, -1.0 for any other.
+
+    Raises ValueError for a trajectory that is not trained, which has no reward.
+    """
+    if not verdict.is_trained:
+        raise ValueError(f"reason {verdict.reason}: not the policy failed; drop the trajectory")
+    if verdict.reward is not None:
+        return verdict.reward
     return 1.0 if verdict.correct else -1.0
 
 
@@ -163,13 +173,13 @@ def score(records: Sequence[RolloutRecord], grades: Sequence[Grade], config: Con
     """Rewards and advantages of all records that are trained on, in their order; groups share a `prompt_index`.
 
     The recorded reward is the grade's plus the tool bonus. The overlong penalty is in the advantage alone.
-    `tool_infra` records are dropped. Where that leaves one sample of a prompt, its advantage is 0: there is nothing
+    Records that are not trained (`Grade.is_trained`) are dropped. Where that leaves one sample of a prompt, its advantage is 0: there is nothing
     to compare it with.
     """
     groups: dict[int, list[int]] = {}
     reward: dict[int, float] = {}
     for index, (record, verdict) in enumerate(zip(records, grades, strict=True)):
-        if is_trained(verdict.reason):
+        if verdict.is_trained:
             groups.setdefault(record.prompt_index, []).append(index)
             reward[index] = reward_of(verdict) + tool_bonus(record, verdict, config.reward)
     penalty = {i: overlong_penalty(records[i], config.rollout, config.loss.overlong_buffer) for i in reward}
@@ -179,9 +189,12 @@ def score(records: Sequence[RolloutRecord], grades: Sequence[Grade], config: Con
         values = group_advantages([compared], config.reward.scale)[0] if len(members) > 1 else [0.0]
         advantage.update(zip(members, values, strict=True))
     return [
-        Scored(record=records[i], reward=reward[i], reason=grades[i].reason.value, advantage=advantage[i])
+        Scored(
+            record=records[i], reward=reward[i], reason=str(grades[i].reason), advantage=advantage[i],
+            correct=grades[i].correct,
+        )
         for i in reward
-    ]
+    ]  # fmt: skip
 
 
 def _wrong(reason: Reason) -> Grade:
@@ -214,7 +227,7 @@ def _last_message(response: str) -> str:
     return message[: end.start()] if end else message
 
 
-def _after_thinking(message: str) -> str:
+def after_thinking(message: str) -> str:
     """The text outside thinking; a closing tag without an opening one ends thinking that the prompt opened."""
     return message.rpartition("</think>")[2].partition("<think>")[0]
 
@@ -328,7 +341,7 @@ def _number(text: str) -> tuple[Decimal, Decimal] | None:
 
 def final_answer(response: str) -> str | None:
     """The cleaned content of the last box outside thinking, of the last assistant message; None without one."""
-    said = _after_thinking(_last_message(response))
+    said = after_thinking(_last_message(response))
     begin = _last_box(said)
     end = None if begin is None else _closing_brace(said, begin)
     if begin is None or end is None or "<tool_call>" in said:

@@ -154,7 +154,7 @@ class UserTools:
         try:
             self._client = Client(
                 functions, beside, timeout_s=settings.timeout_seconds, memory_mb=settings.memory_mb,
-                max_chars=settings.max_output_chars, max_running=_running(settings),
+                max_chars=settings.max_output_chars, max_running=calls_at_once(settings),
             )  # fmt: skip
         except StartError as error:
             raise SandboxError(str(error)) from error
@@ -297,7 +297,7 @@ class _BoxSession:
             one.close()
 
 
-def _running(settings: config.ToolConfig) -> int:
+def calls_at_once(settings: config.ToolConfig) -> int:
     """Calls at once on this rank."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of this host; each has tools of its own
@@ -314,7 +314,7 @@ def _demand(settings: config.ToolConfig, layers_left_off: bool) -> str:
 
 
 def _broker_settings(settings: config.ToolConfig, without: Sequence[str]) -> dict[str, Any]:
-    running = _running(settings)
+    running = calls_at_once(settings)
     spares = min(max(32, 8 * running), 128)  # enough for a burst; one costs about a megabyte
     paths = library_paths()
     prefixes = [os.path.join(prefix, "lib") for prefix in (sys.base_prefix, sys.prefix)]

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from config import TrainConfig
-from data import ProblemStream
-from evaluation import scores
-from reward import Grade, grade_trajectory, score
-from rollout.records import RolloutRecord, SamplingConfig, Scored
+from data import ProblemStream, TrainingData
+from evaluation import grading, scores
+from reward import Grade, score
+from rollout.records import RolloutRecord, SamplingConfig
 from run import checkpoint
 from run.badsteps import BadSteps, InfraError, check_sandbox
 from run.files import say
@@ -53,6 +53,7 @@ class Trainer:
         )  # fmt: skip
         self._bad_steps = BadSteps(run_dir, self.ranks.rank, self.config.train.max_bad_steps)
         self._seconds: dict[str, float] = {}
+        self._said_failure = False  # of reward.function
 
     def train(self, resume_from: Path | None, interruption: Interruption) -> None:
         """The whole run, from the checkpoint `resume_from` or from the start."""
@@ -116,10 +117,10 @@ class Trainer:
             say(f"ended after step {done} of {steps}; --resume goes on from {saved}")
 
     def _step_or_last_checkpoint(self, step: int) -> dict[str, Any]:
-        """`train_step`; on InfraError, which all ranks raise alike, finishes a pending checkpoint, then re-raises."""
+        """`train_step`; on an error that all ranks raise alike, finishes a pending checkpoint, then re-raises."""
         try:
             return self.train_step(step)
-        except InfraError:
+        except (InfraError, grading.RewardError):
             self._store.finish()
             raise
 
@@ -145,10 +146,12 @@ class Trainer:
                 stats = update(self.policy, mine, self.config.loss, learning_rate(step, self.config.train), lessons)
         with self._clock("write"):
             if self._writer:
-                answers = [self.data.problems[index].answer for index in sampled.indices]
+                problems = [self.data.problems[index] for index in sampled.indices]
+                rows = [problem.row for problem in problems] if self.config.reward.function else None
                 known = by_trajectory(updates, stats.entropies) if stats else {}
                 self.ranks.attempt(
-                    self._writer.trajectories, step + 1, sampled.records, sampled.scored, answers, known
+                    self._writer.trajectories, step + 1, sampled.records, sampled.scored,
+                    [problem.answer for problem in problems], known, rows,
                 )  # fmt: skip
         if stats:
             self.ranks.attempt(self._bad_steps.watch, step + 1, mine, stats)
@@ -164,12 +167,12 @@ class Trainer:
         while wanted:
             first = len(sampled.indices)
             sampled.indices += wanted
-            with self._clock("rollout"):
-                records = self._rollout(
-                    step, [self.data.prompts[i] for i in sampled.indices], SamplingConfig.of(self.config), first
-                )  # fmt: skip
+            records, grades = self._rollout(
+                step, self.data, sampled.indices, SamplingConfig.of(self.config), ("rollout", "reward"), first
+            )
             with self._clock("reward"):
-                scored = self._score(records, sampled.indices)
+                sampled.reward_errors += self._reward_errors(step, records, grades)
+                scored = score(records, grades, self.config)
             trained = groups.without_equal_groups(scored) if rollout.max_refills else scored
             stats = groups.over_ranks(self.ranks.gather(asdict(self._parts.engine.stats)))
             sampled.add(records, scored, trained, stats)
@@ -181,34 +184,36 @@ class Trainer:
         return sampled
 
     def _rollout(
-        self, step: int, prompts: Sequence[list[int]], sampling: SamplingConfig, first: int = 0
-    ) -> list[RolloutRecord]:
-        """Every rank's records in (prompt, sample) order; ranks draw the work from one counter.
+        self, step: int, data: TrainingData, indices: Sequence[int], sampling: SamplingConfig,
+        clocks: tuple[str, str], first: int = 0,
+    ) -> tuple[list[RolloutRecord], list[Grade]]:  # fmt: skip
+        """Every rank's records and their grades in (prompt, sample) order; ranks draw the work from one counter.
 
+        indices: the problem of each prompt_index
+        clocks: the phases of sampling and of grading
         first: prompts before it were sampled by an earlier round of the step, and only keep their places
         """
         self.policy.eval()
         samples = sampling.n_samples_per_prompt
-        work = self.ranks.deal(f"{sampling.seed} {step} {first}", len(prompts) * samples, first * samples)
-        mine = self._parts.sample(prompts, step, work, sampling)
-        records = [record for part in self.ranks.gather(mine) for record in part]
-        return sorted(records, key=lambda r: (r.prompt_index, r.sample_index))
+        work = self.ranks.deal(f"{sampling.seed} {step} {first}", len(indices) * samples, first * samples)
+        grader = self._parts.grader
+        grader.expect([data.problems[i] for i in indices])
+        with self._clock(clocks[0]):
+            mine = self._parts.sample([data.prompts[i] for i in indices], step, work, sampling)
+        with self._clock(clocks[1]):  # each rank its own, once: a user's reward may draw or ask a judge
+            graded = list(zip(mine, grader.grades(mine), strict=True))
+        with self._clock(clocks[0]):
+            found = [pair for part in self.ranks.gather(graded) for pair in part]
+            found.sort(key=lambda pair: (pair[0].prompt_index, pair[0].sample_index))
+        return [record for record, _ in found], [grade for _, grade in found]
 
-    def _score(self, records: Sequence[RolloutRecord], indices: Sequence[int]) -> list[Scored]:
-        """Rewards and group advantages of every record that the sandbox did not spoil.
-
-        indices: the problem of each prompt_index
-        """
-        answers = [self.data.problems[index].answer for index in indices]
-        return score(records, self._grades(records, answers), self.config)
-
-    def _grades(self, records: Sequence[RolloutRecord], answers: Sequence[str]) -> list[Grade]:
-        """answers: the reference of each prompt, by prompt_index."""
-        grades = []
-        for record in records:
-            text = self.chat.answer(record.token_ids[record.final_turn.start : record.final_turn.end])
-            grades.append(grade_trajectory(text, record.stop, answers[record.prompt_index]))
-        return grades
+    def _reward_errors(self, step: int, records: Sequence[RolloutRecord], grades: Sequence[Grade]) -> Counter[str]:
+        """Failures of reward.function by exception; says the run's first. Raises RewardError for too many."""
+        counts, first = grading.failures(records, grades, self.chat.answer, step + 1)
+        if first and self._writer and not self._said_failure:
+            say(first)
+            self._said_failure = True
+        return Counter(counts)
 
     def evaluate(self, step: int) -> dict[str, float]:
         """The policy after `step` steps on eval.path; training state is not touched.
@@ -216,10 +221,12 @@ class Trainer:
         Rank 0 writes the whole result to evaluations/step_N.json; returned are the figures of the metrics line.
         """
         assert self.eval_data is not None
-        with self._clock("eval"):
-            records = self._rollout(step, self.eval_data.prompts, scores.eval_sampling(self.config))
+        problems = self.eval_data.problems
+        records, grades = self._rollout(
+            step, self.eval_data, range(len(problems)), scores.eval_sampling(self.config), ("eval", "eval")
+        )
         name = "on" if self.config.tool.enabled else "off"
-        evaluated = {name: scores.Evaluation.of(records, self.eval_data.problems, self.chat.answer)}
+        evaluated = {name: scores.Evaluation.of(records, grades, problems, self.chat.answer)}
         found = scores.results(self.config, evaluated, step)
         if self._writer:
             self.ranks.attempt(scores.write_results, self.run_dir / f"evaluations/step_{step}.json", found)
@@ -237,7 +244,7 @@ class Trainer:
             "step": step + 1,
             "epoch": self.stream.epoch(step + 1, self.config.rollout.prompts_per_step),
             "reward": sum(s.reward for s in scored) / count,
-            "correct": sum(s.reward > 0 for s in scored) / count,
+            "correct": sum(s.correct for s in scored) / count,
             "trajectories": len(records),
             "equal_groups": groups.equal_share(scored),
             "kept_trajectories": len(sampled_step.trained),
@@ -250,9 +257,11 @@ class Trainer:
             "learning_rate": learning_rate(step, self.config.train),
             "skipped": stats is None,
             "stops": dict(Counter(str(r.stop) for r in records)),
-            "reasons": groups.count_reasons(records, scored),
+            "reasons": groups.count_reasons(records, scored, sampled_step.reward_errors.total()),
             "tool_statuses": dict(Counter(call.status for call in calls)),
         }
+        if self.config.reward.function:
+            row["reward_errors"] = dict(sampled_step.reward_errors)
         row |= stats.row(self.config.loss) if stats else {"nothing_trained": why_no_update(scored, self.config)}
         if stats:
             row["update_tokens_per_second"] = stats.tokens / self._seconds["update"]

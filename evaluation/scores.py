@@ -20,8 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from config import Config
+from evaluation import grading
 from evaluation.estimators import bootstrap, majority, min_difference, pass_at_k, standard_error
-from reward import Grade, Reason, equal, final_answer, grade_trajectory
+from evaluation.grading import final_turn
+from reward import Grade, Reason, after_thinking, equal, final_answer
 from rollout.records import RolloutRecord, SamplingConfig, StopReason
 from run.files import RESUME, write_whole
 
@@ -31,13 +33,11 @@ _CUT = (StopReason.TURN_LIMIT, StopReason.TURN_TOKENS, StopReason.CONTEXT_FULL)
 _BOXLESS = (Reason.NO_BOX, Reason.UNCLOSED_BOX, Reason.EMPTY_BOX, Reason.BOX_IN_THINKING)
 
 
-class Problem(Protocol):
+class Problem(grading.Problem, Protocol):
     """The fields of `data.Problem` that an evaluation needs."""
 
     @property
     def prompt(self) -> str: ...
-    @property
-    def answer(self) -> str: ...
     @property
     def line(self) -> int: ...
 
@@ -62,18 +62,18 @@ class Evaluation:
 
     @classmethod
     def of(
-        cls, records: Sequence[RolloutRecord], problems: Sequence[Problem], decode: Callable[[Sequence[int]], str]
-    ) -> Evaluation:
-        """records: every sample of every problem; `prompt_index` counts the problems."""
+        cls, records: Sequence[RolloutRecord], grades: Sequence[Grade], problems: Sequence[Problem],
+        decode: Callable[[Sequence[int]], str],
+    ) -> Evaluation:  # fmt: skip
+        """records: every sample of every problem, with its grade; `prompt_index` counts the problems."""
         groups: list[list[RolloutRecord]] = [[] for _ in problems]
-        for record in records:
+        graded: list[list[Grade]] = [[] for _ in problems]
+        answers: list[list[str | None]] = [[] for _ in problems]
+        for record, grade in zip(records, grades, strict=True):
             groups[record.prompt_index].append(record)
-        texts = [[decode(r.token_ids[r.final_turn.start : r.final_turn.end]) for r in group] for group in groups]
-        grades = [
-            [grade_trajectory(text, r.stop, problem.answer) for text, r in zip(said, group, strict=True)]
-            for said, group, problem in zip(texts, groups, problems, strict=True)
-        ]
-        return cls(problems, grades, [[final_answer(text) for text in said] for said in texts], groups)
+            graded[record.prompt_index].append(grade)
+            answers[record.prompt_index].append(_vote(final_turn(record, decode), grade))
+        return cls(problems, graded, answers, groups)
 
     @property
     def correct(self) -> NDArray[np.bool_]:
@@ -82,19 +82,33 @@ class Evaluation:
 
     def per_problem(self) -> NDArray[np.float64]:
         """pass@1 .. pass@n and maj@n of each problem; pass@1 is avg@n  # [P, n + 1]"""
-        votes = np.array([_classes(row) for row in self.answers])
+        votes = np.array([
+            _classes(answers, grades) for answers, grades in zip(self.answers, self.grades, strict=True)
+        ])  # fmt: skip
         return np.column_stack([pass_at_k(self.correct), majority(votes, self.correct)])
 
 
-def _classes(answers: Sequence[str | None]) -> list[int]:
-    """The class of each answer: the index of the first equal answer; -1 for none."""
+def _vote(text: str, grade: Grade) -> str | None:
+    """What a sample's final turn votes for: its last box; with reward.function, which needs none, else its words."""
+    box = final_answer(text)
+    if box is not None or grade.reward is None:
+        return box
+    return " ".join(after_thinking(text).split()) or None
+
+
+def _classes(answers: Sequence[str | None], grades: Sequence[Grade]) -> list[int]:
+    """The class of each answer: the index of the first equal answer; -1 for none.
+
+    Equal words that reward.function judged differently (it sees more than words) are two classes.
+    """
     firsts: list[int] = []
     classes = []
     for place, answer in enumerate(answers):
         if answer is None:
             classes.append(-1)
             continue
-        known = next((first for first in firsts if equal(answer, answers[first] or "")), place)
+        known = next((f for f in firsts if grades[f].correct is grades[place].correct
+                      and equal(answer, answers[f] or "")), place)  # fmt: skip
         if known == place:
             firsts.append(place)
         classes.append(known)
@@ -122,12 +136,22 @@ def summarize(evaluation: Evaluation, seed: int) -> dict[str, Any]:
         "cut": sum(record.stop in _CUT for record in records) / len(records),
         "boxless": sum(grade.reason in _BOXLESS for grade in grades) / len(records),
         "infra": sum(record.stop is StopReason.TOOL_INFRA for record in records) / len(records),
+        **_reward_figures(grades),
         "calls": len(calls) / len(records),
         "call_errors": sum(call.status != "ok" for call in calls) / max(len(calls), 1),
         "sampled_tokens": sum(record.num_sampled for record in records) / len(records),
         "stops": dict(Counter(record.stop.value for record in records)),
-        "reasons": dict(Counter(grade.reason.value for grade in grades)),
+        "reasons": dict(Counter(grade.error or str(grade.reason) for grade in grades)),
     }
+
+
+def _reward_figures(grades: Sequence[Grade]) -> dict[str, float]:
+    """With reward.function: the mean of its rewards, and the share of trajectories on which it failed."""
+    rewards = [grade.reward for grade in grades if grade.reward is not None and not grade.error]
+    if all(grade.reward is None for grade in grades):
+        return {}
+    failed = sum(bool(grade.error) for grade in grades) / len(grades)
+    return {"reward": sum(rewards) / max(len(rewards), 1), "reward_errors": failed}
 
 
 def metrics(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -150,7 +174,7 @@ def metrics(summary: Mapping[str, Any]) -> dict[str, float]:
         "cut": summary["cut"],
         "boxless": summary["boxless"],
         "infra": summary["infra"],
-    }
+    } | {name: summary[name] for name in ("reward", "reward_errors") if name in summary}
 
 
 def compare(one: Evaluation, other: Evaluation, seed: int) -> dict[str, Any]:
@@ -179,7 +203,7 @@ def problem_rows(evaluations: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
                 "right": int(evaluation.correct[index].sum()),
                 "of": len(evaluation.grades[index]),
                 "answers": dict(answers.most_common()),
-                "reasons": dict(Counter(grade.reason.value for grade in evaluation.grades[index])),
+                "reasons": dict(Counter(grade.error or str(grade.reason) for grade in evaluation.grades[index])),
             }
         rows.append(row)
     return rows
@@ -218,6 +242,9 @@ def table_lines(found: Mapping[str, Any]) -> list[str]:
     for name, s in scores.items():
         cells = "".join(f"{_cell(i):>22}" for i in (s["avg"], s["pass"][str(n)], s["maj"]))
         lines.append(f"{name:8}{cells}{s['cut']:>8.1%}{s['boxless']:>8.1%}{s['calls']:>7.2f}")
+        if "reward" in s:
+            failed = f"; it failed on {s['reward_errors']:.1%}, which count as wrong" if s["reward_errors"] else ""
+            lines.append(f"         mean reward of reward.function {s['reward']:.4g}{failed}")
         if s["infra"]:
             lines.append(f"         the sandbox failed in {s['infra']:.1%} of these trajectories; they count as wrong")
     for name, s in scores.items() if n > 1 else ():

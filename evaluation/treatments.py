@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from config import Config, ConfigError, load_config
+from evaluation.grading import Grader
 from evaluation.scores import Evaluation, Problem, eval_sampling, results
 from rollout.records import Sample
 from run import checkpoint
@@ -48,6 +49,7 @@ class Treatment:
     prompts: Sequence[list[int]]  # rendered for this treatment
     sample: Sample
     decode: Callable[[Sequence[int]], str]
+    grader: Grader
 
 
 def treated(config: Config, name: str) -> Config:
@@ -79,10 +81,14 @@ def run_treatments(treatments: Mapping[str, Treatment], step: int, ranks: Ranks)
         kept = [i for i, problem in enumerate(treatment.problems) if problem.line in lines]
         prompts, sampling = [treatment.prompts[i] for i in kept], eval_sampling(treatment.config)
         work = ranks.deal(name, len(prompts) * sampling.n_samples_per_prompt)
+        problems = [treatment.problems[i] for i in kept]
+        treatment.grader.expect(problems)
         mine = treatment.sample(prompts, step, work, sampling)
-        records = [record for part in ranks.gather(mine) for record in part]
-        records.sort(key=lambda record: (record.prompt_index, record.sample_index))
-        evaluations[name] = Evaluation.of(records, [treatment.problems[i] for i in kept], treatment.decode)
+        graded = list(zip(mine, treatment.grader.grades(mine), strict=True))
+        found = [pair for part in ranks.gather(graded) for pair in part]
+        found.sort(key=lambda pair: (pair[0].prompt_index, pair[0].sample_index))
+        records, grades = [record for record, _ in found], [grade for _, grade in found]
+        evaluations[name] = Evaluation.of(records, grades, problems, treatment.decode)
     first = next(iter(treatments.values()))
     return results(first.config, evaluations, step)
 

@@ -81,6 +81,7 @@ class RolloutEngine:
             "prefill_tokens": prefill_tokens, "forced_tokens": forced_tokens, "step_rows": step_rows,
         }  # fmt: skip
         self._deterministic, self._progress, self._routes = deterministic, progress, routes
+        self.on_record: Callable[[RolloutRecord], None] | None = None  # called with each as it is finished
         self.stats = RolloutStats()
 
     def generate(self, request: RolloutRequest, sampling: SamplingConfig) -> list[RolloutRecord]:
@@ -89,7 +90,7 @@ class RolloutEngine:
         self.stats = stats = RolloutStats()
         total = len(request.prompts) * sampling.n_samples_per_prompt
         run = self.run_type(self._chat, self._tool, Scheduler(**self._limits), sampling, request, stats)
-        run.routes = self._routes
+        run.routes, run.on_record = self._routes, self.on_record
         captures = self._decoder.captures
         self._run(run, sampling, total)
         if self._progress:
@@ -154,6 +155,7 @@ class RolloutRun:
         self._episodes: dict[int, Episode] = {}  # by order
         self.open_turns: list[OpenTurn] = []  # in order of submission
         self.routes: Routes | None = None
+        self.on_record: Callable[[RolloutRecord], None] | None = None
 
     def take_more(self) -> bool:
         """Takes trajectories while lanes are free for them, and a group more, whose siblings then share a prompt.
@@ -285,6 +287,8 @@ class RolloutRun:
         routes = self.routes(sequence.pages, sequence.computed, len(episode.tokens) - 1) if self.routes else b""
         self.records.append(episode.finish(stop, routes))
         self.scheduler.finish(sequence)
+        if self.on_record:
+            self.on_record(self.records[-1])
 
 
 RolloutEngine.run_type = RolloutRun

@@ -165,12 +165,13 @@ class RolloutRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A record with its reward, the grader's reason code and the group advantage."""
+    """A record with its reward, the reason for it, the group advantage, and whether it counts as correct."""
 
     record: RolloutRecord
     reward: float
-    reason: str
+    reason: str  # a code of the box rule, or the words of reward.function
     advantage: float
+    correct: bool = False
 
 
 # Prompts (token ids), policy step, which of their trajectories, how -> their records: `RolloutEngine.generate`.

@@ -10,6 +10,7 @@ names are compared with `SCHEMA`; a count in them that a flipped bit changed can
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,7 +37,10 @@ SCHEMA = pa.schema([
     ("entropies", pa.list_(pa.float32())),  # of sampled tokens alone; empty where the trajectory was not trained
     ("turns", pa.list_(_TURN)), ("stop", pa.string()), ("answer", pa.string()),
     ("reward", pa.float64()), ("reason", pa.string()), ("advantage", pa.float64()),
+    # With reward.function alone: whether it counted as correct, and the data row as JSON.
+    ("correct", pa.bool_()), ("problem", pa.string()),
 ])  # fmt: skip
+OPTIONAL = {"entropies", "correct", "problem"}  # columns that a file may lack
 
 NONE: Mapping[tuple[int, int], Sequence[float]] = MappingProxyType({})
 
@@ -83,12 +87,13 @@ def _damage(path: Path, reason: str) -> DamageError:
 
 def write_step(
     run_dir: Path, step: int, records: Sequence[RolloutRecord], scored: Iterable[Scored], answers: Sequence[str],
-    entropies: Mapping[tuple[int, int], Sequence[float]] = NONE,
+    entropies: Mapping[tuple[int, int], Sequence[float]] = NONE, rows: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:  # fmt: skip
-    """Every record of the step, with null scores where the sandbox spoilt it.
+    """Every record of the step, with null scores where sandbox or reward failed.
 
     answers: the reference of each prompt of the step, by prompt_index
     entropies: (prompt_index, sample_index) of a trained trajectory -> nats of each of its sampled tokens
+    rows: with reward.function the data row of each prompt of the step
     """
     scores = {(s.record.prompt_index, s.record.sample_index): s for s in scored}
     found = [scores.get((r.prompt_index, r.sample_index)) for r in records]
@@ -107,7 +112,12 @@ def write_step(
         pa.array([s and s.reason for s in found], pa.string()),
         pa.array([s and s.advantage for s in found], pa.float64()),
     ]
-    write_table(run_dir, step, pa.Table.from_arrays(columns, schema=SCHEMA))
+    schema = SCHEMA if rows is not None else pa.schema([f for f in SCHEMA if f.name not in ("correct", "problem")])
+    if rows is not None:
+        columns.append(pa.array([s and s.correct for s in found], pa.bool_()))
+        written = [json.dumps(row) for row in rows]  # escapes keep lone surrogates possible
+        columns.append(pa.array([written[r.prompt_index] for r in records], pa.string()))
+    write_table(run_dir, step, pa.Table.from_arrays(columns, schema=schema))
 
 
 def write_table(run_dir: Path, step: int, table: pa.Table) -> None:
@@ -149,7 +159,7 @@ def read_table(run_dir: Path, step: int, columns: list[str] | None = None) -> pa
     with _reading(path):
         # A file from before checksums has none to verify, one from before entropies lacks that column.
         table = pq.read_table(path, columns=columns, page_checksum_verification=True)
-        names = [name for name in columns or SCHEMA.names if name != "entropies" or name in table.column_names]
+        names = [name for name in columns or SCHEMA.names if name not in OPTIONAL or name in table.column_names]
         if table.schema != pa.schema([SCHEMA.field(name) for name in names]):
             raise _damage(path, "its columns are not those of trajectories")
     return table
@@ -158,12 +168,15 @@ def read_table(run_dir: Path, step: int, columns: list[str] | None = None) -> pa
 def read_step(run_dir: Path, step: int) -> list[dict[str, Any]]:
     """A step's rows as plain dictionaries, with the field names of `RolloutRecord` and `Scored`.
 
-    Entropies are no field of theirs and stay behind. Raises TrajectoryError where the step is not kept, DamageError.
+    Entropies are no field of theirs and stay behind. With reward.function `problem` is the data row. Raises TrajectoryError where the step is not kept, DamageError.
     """
     rows = read_table(run_dir, step, [name for name in SCHEMA.names if name != "entropies"]).to_pylist()
     for call in calls_of(rows):
         call["code"] = call["code"].decode("utf-8", "surrogatepass")
         call["text"] = call["text"].decode("utf-8", "surrogatepass")
+    for row in rows:
+        if "problem" in row:
+            row["problem"] = json.loads(row["problem"])
     return rows
 
 

@@ -63,9 +63,10 @@ class RunWriter:
     def trajectories(
         self, step: int, records: Sequence[RolloutRecord], scored: Sequence[Scored], answers: Sequence[str],
         entropies: Mapping[tuple[int, int], Sequence[float]] = trajectories.NONE,
+        rows: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:  # fmt: skip
         """See `run.trajectories.write_step`; then drops the oldest steps beyond the bound."""
-        trajectories.write_step(self._run_dir, step, records, scored, answers, entropies)
+        trajectories.write_step(self._run_dir, step, records, scored, answers, entropies, rows)
         self._kept[step] = len(records)
         while self._keep is not None and len(self._kept) > 1 and sum(self._count().values()) > self._keep:
             self._remove(min(self._kept))

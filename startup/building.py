@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config import Config, ConfigError
+from config import Config, ConfigError, UserError
 from startup import inputs
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from audit.replay import Resampler
     from data import TrainingData
+    from evaluation.grading import Grader
     from decode.cache import PagedCache
     from decode.interface import Decoder
     from modeling.packed_model import PredictingStates
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from rollout.chat.formats import Chat
     from rollout.engine import RolloutEngine, Tool
     from rollout.records import RolloutRecord, Sample, SamplingConfig, Work
+    from sandbox.workers.rewards import Scorer
     from startup.forecast import Memory
     from tools import PythonTool
     from update.teacher import Teacher
@@ -56,13 +58,15 @@ class Parts:
     engine: RolloutEngine
     sample: Sample  # the engine's `generate` as the trainer calls it
     memory: Memory  # the forecast
+    grader: Grader
+    scorer: Scorer | None  # with reward.function
     rank: int
     world_size: int
 
 
 @contextlib.contextmanager
 def built(config: Config, progress: Progress | None = None) -> Iterator[Parts]:
-    """Builds a run's parts, each refused as early as it can be, and closes the tool when the block ends."""
+    """Builds a run's parts, each refused as early as it can be, and closes tool and reward when the block ends."""
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     inputs.check_batch(config, world_size)
     tokenizer = inputs.load_tokenizer(config)
@@ -72,16 +76,18 @@ def built(config: Config, progress: Progress | None = None) -> Iterator[Parts]:
     eval_data = inputs.load_data(config, chat, config.eval.path, once=True) if config.eval.path else None
     shape = inputs.check_model(config)
     data = inputs.add_teacher_prompts(config, chat, data, teacher_shape or shape)
-    with started_tool(config) as tool:
+    with started_reward(config) as scorer, started_tool(config) as tool:
         device = device_of(config)
         policy, teacher = build_policy(config, device)
         cache = build_cache(config, shape, policy.model, device)
         decoder = build_decoder(config, policy.model, cache, device)
         engine = build_engine(config, decoder, cache, chat, tool, progress)
+        grader = build_grader(chat, scorer)
+        engine.on_record = grader.begin if scorer else None
         config, memory = plan_memory(config, shape, policy, cache.kv.nbytes, teacher)
         yield Parts(
             config, shape, tokenizer, chat, data, eval_data, tool, policy, teacher, engine, sample_with(engine),
-            memory, rank, world_size,
+            memory, grader, scorer, rank, world_size,
         )  # fmt: skip
 
 
@@ -102,6 +108,39 @@ def started_tool(config: Config, wanted: bool = True) -> Iterator[PythonTool | N
         yield tool
     finally:
         tool.close()
+
+
+@contextlib.contextmanager
+def started_reward(config: Config) -> Iterator[Scorer | None]:
+    """The worker processes of reward.function; None without one. Start them before CUDA is touched.
+
+    Raises ConfigError for a file or a name that cannot be used.
+    """
+    if not config.reward.function:
+        yield None
+        return
+    from sandbox.parent.link import StartError
+    from sandbox.workers.rewards import Scorer
+    from tools import calls_at_once
+
+    try:
+        scorer = Scorer(
+            config.reward.function, Path.cwd(), timeout_s=config.reward.timeout_seconds,
+            memory_mb=config.tool.memory_mb, max_running=calls_at_once(config.tool),
+        )  # fmt: skip
+    except StartError as error:
+        raise UserError(str(error)) from error
+    try:
+        yield scorer
+    finally:
+        scorer.close()
+
+
+def build_grader(chat: Chat, scorer: Scorer | None) -> Grader:
+    """Grades by the box rule, or with `scorer` by reward.function."""
+    from evaluation.grading import BoxGrader, UserGrader
+
+    return UserGrader(scorer, chat.answer) if scorer else BoxGrader(chat.answer)
 
 
 def device_of(config: Config) -> torch.device:

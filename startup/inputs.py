@@ -19,7 +19,7 @@ PROJECT = Path(__file__).parents[1]
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-    from data import TrainingData
+    from data import Problem, TrainingData
     from rollout.chat.formats import Chat
 
 
@@ -78,13 +78,15 @@ def load_data(config: Config, chat: Chat, path: str, once: bool = False) -> Trai
 
     render = _renderer(config, chat)
     fields = dataclasses.replace(config.data, hint_field="") if once else config.data
-    problems = load_problems(path, fields, "eval.path" if once else "data.path")
-    repeated = duplicates(problems, path)
+    box_rule = not config.reward.function
+    problems = load_problems(path, fields, "eval.path" if once else "data.path", box_rule)
+    repeated = duplicates(problems, path) if box_rule else None  # else rows of one prompt may differ elsewhere
     if repeated:
         tell(f"note: {repeated}{'; each counts once' if once else ''}")
-    problems = distinct(problems) if once else problems
+    problems = distinct(problems) if once and box_rule else problems
     limit = config.rollout.context_length - 1
-    data = TrainingData(*render_prompts(problems, render, limit, config.data.over_long_prompts, path))
+    kept, prompts = render_prompts(problems, render, limit, config.data.over_long_prompts, path)
+    data = TrainingData(kept, prompts, whole_rows=not box_rule)
     if len(data.problems) < len(problems):
         left_out = len(problems) - len(data.problems)
         tell(f"note: {path}: {left_out} of {len(problems)} prompts are longer than {limit} tokens and left out")
@@ -94,10 +96,21 @@ def load_data(config: Config, chat: Chat, path: str, once: bool = False) -> Trai
     return data
 
 
-def _renderer(config: Config, chat: Chat) -> Callable[[str], list[int]]:
-    """Token ids of the prompt with a user turn of this text."""
+def _renderer(config: Config, chat: Chat) -> Callable[..., list[int]]:
+    """Token ids of a problem's prompt, with `more` after its last user turn.
+
+    data.system_prompt stands before it, unless the problem's messages begin with a system message of their own.
+    """
     system = [{"role": "system", "content": config.data.system_prompt}] if config.data.system_prompt else []
-    return lambda text: chat.prompt_ids([*system, {"role": "user", "content": text}])
+
+    def render(problem: Problem, more: str = "") -> list[int]:
+        *before, last = problem.messages or [{"role": "user", "content": problem.prompt}]
+        own = bool(before) and before[0]["role"] == "system"
+        return chat.prompt_ids(
+            [*(() if own else system), *before, {"role": "user", "content": last["content"] + more}]
+        )
+
+    return render
 
 
 def add_teacher_prompts(config: Config, chat: Chat, data: TrainingData, shape: PretrainedConfig) -> TrainingData:
@@ -111,7 +124,7 @@ def add_teacher_prompts(config: Config, chat: Chat, data: TrainingData, shape: P
     if config.loss.distill_weight == 0 or not template:
         return data
     render = _renderer(config, chat)
-    prompts = [render(problem.prompt + privileged(template, problem)) for problem in data.problems]
+    prompts = [render(problem, privileged(template, problem)) for problem in data.problems]
     more = max(len(longer) - len(prompt) for longer, prompt in zip(prompts, data.prompts, strict=True))
     if config.rollout.context_length + more > shape.max_position_embeddings:
         raise ConfigError(

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from config import Config, ConfigError, UserError, with_defaults
+from config import CODE, Config, ConfigError, UserError, with_defaults
 from configs.schema import differences, read_json
-from run.files import try_place
+from run.files import try_place, write_whole
 from startup.inputs import from_hub, tell
+
+if TYPE_CHECKING:
+    from sandbox.workers.client import UserFile
 
 FIXED_BY_THE_CURSOR = (
     "data.path", "data.shuffle", "train.seed", "rollout.trajectories_per_step", "rollout.samples_per_prompt",
@@ -50,6 +55,27 @@ def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
         fix = "start without --resume" + " in another folder" * begun
         raise CheckpointError(f"{run_dir}: no complete checkpoint to resume from; {fix}")
     return latest
+
+
+def check_code(config: Config, run_dir: Path, files: Sequence[UserFile]) -> None:
+    """Before a resume: the user's files must be those that the run keeps. Raises ConfigError."""
+    for file in files:
+        kept = run_dir / CODE / Path(file.path).name
+        if not kept.is_file() or kept.read_text(encoding="utf-8") == file.text or config.tool.accept_changed_code:
+            continue
+        raise ConfigError(
+            "tool.accept_changed_code", False, f"{file.path} (sha256 {file.sha256[:12]}) has changed since the run "
+            f"began; put {kept} back in its place, or set it to true",
+        )  # fmt: skip
+
+
+def keep_code(run_dir: Path, files: Sequence[UserFile]) -> None:
+    """Writes the user's files, and their hashes, into the run folder. Raises WriteError."""
+    for file in files:
+        write_whole(run_dir / CODE / Path(file.path).name, file.text)
+    if files:
+        hashes = {Path(file.path).name: {"path": file.path, "sha256": file.sha256} for file in files}
+        write_whole(run_dir / CODE / "files.json", json.dumps(hashes, indent=1) + "\n")
 
 
 def existing_run(name: str) -> Path:

@@ -32,9 +32,10 @@ def equal_share(scored: Sequence[Scored]) -> float:
     return sum(map(is_equal, groups)) / max(len(groups), 1)
 
 
-def count_reasons(records: Sequence[RolloutRecord], scored: Sequence[Scored]) -> dict[str, int]:
-    """The ledger of a step: every trajectory once, including those without a score because the sandbox failed."""
+def count_reasons(records: Sequence[RolloutRecord], scored: Sequence[Scored], reward_errors: int = 0) -> dict[str, int]:
+    """The ledger of a step: every trajectory once, including those without a score because sandbox or reward failed."""
     counts = Counter(s.reason for s in scored)
+    counts += Counter(reward_error=reward_errors)  # `+` leaves out zeros
     counts += Counter(str(r.stop) for r in records if r.stop is StopReason.TOOL_INFRA)
     return dict(counts)
 
@@ -60,6 +61,7 @@ class SampledStep:
     records: list[RolloutRecord] = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
     trained: list[Scored] = field(default_factory=list)  # with refills, only those of groups with a spread
+    reward_errors: Counter[str] = field(default_factory=Counter)  # failures of reward.function by exception
     rollout_stats: dict[str, Any] = field(default_factory=dict)  # summed over the rounds
     rounds: int = 0
 

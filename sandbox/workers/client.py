@@ -33,24 +33,24 @@ class UserFile:
     sha256: str
 
 
-def find(spec: str, beside: Path) -> tuple[Path, str]:
-    """The file and the name of a spec. Raises StartError."""
+def find(spec: str, beside: Path, setting: str = "tool.functions") -> tuple[Path, str]:
+    """The file and the name of a spec. Raises StartError, naming the setting."""
     file, colon, name = spec.rpartition(":")
     if not colon or not file.endswith(".py") or not name.isidentifier():
-        raise StartError(f"tool.functions={spec!r}: is no FILE.py:NAME; write it as 'my_task.py:search'")
+        raise StartError(f"{setting}={spec!r}: is no FILE.py:NAME; write it as 'my_task.py:search'")
     for folder in (beside, Path.cwd()):
         if (folder / file).is_file():
             return (folder / file).resolve(), name
-    raise StartError(f"tool.functions={spec!r}: {file} is neither in {beside} nor in the working directory; fix it")
+    raise StartError(f"{setting}={spec!r}: {file} is neither in {beside} nor in the working directory; fix it")
 
 
-def read(path: Path) -> UserFile:
+def read(path: Path, setting: str = "tool.functions") -> UserFile:
     """Raises StartError where the file cannot be read."""
     try:
         raw = path.read_bytes()
         return UserFile(str(path), raw.decode("utf-8"), hashlib.sha256(raw).hexdigest())
     except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"tool.functions={path.name!r}: cannot be read: {error}; fix the file") from error
+        raise StartError(f"{setting}={path.name!r}: cannot be read: {error}; fix the file") from error
 
 
 class Client:

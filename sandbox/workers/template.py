@@ -22,6 +22,7 @@ import types
 from typing import Any
 
 from sandbox.parent import wire
+from sandbox.workers.rewards import worker_functions
 from sandbox.workers.worker import Worker
 from sandbox.workers.worker import main as work
 
@@ -204,6 +205,19 @@ def _described(sock: socket.socket, path: str, functions: list[Any]) -> None:
         os._exit(0)
 
 
+def _reward(score: Any) -> tuple[list[Any], bytes]:
+    """What workers of a reward serve, and the hello that says whether its file has a `gold`. Raises SpecError."""
+    if not inspect.isfunction(score) or inspect.iscoroutinefunction(score):
+        raise SpecError(f"{score.__name__}: is no plain function; write def {score.__name__}(trajectory, problem)")
+    try:
+        inspect.signature(score).bind("trajectory", "problem")
+    except TypeError as error:
+        raise SpecError(f"{score.__name__}: {error}; write def {score.__name__}(trajectory, problem)") from error
+    gold = score.__globals__.get("gold")
+    gold = gold if inspect.isfunction(gold) else None
+    return worker_functions(score, gold), json.dumps([{"gold": gold is not None}]).encode()
+
+
 def main(fd: int, settings: dict[str, Any]) -> None:
     """Runs the template of settings["path"] on the socket `fd`."""
     sock = socket.socket(fileno=fd)
@@ -211,11 +225,14 @@ def main(fd: int, settings: dict[str, Any]) -> None:
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     try:
         functions = load(settings["path"], settings["names"])
+        hello = b"[]"  # where the trainer has the schemas already
+        if settings.get("reward"):
+            functions, hello = _reward(functions[0])
     except SpecError as error:
         sock.sendall(wire.pack({"op": "failed", "error": str(error)}))
         return
-    if settings.get("again"):  # the trainer has the schemas already
-        sock.sendall(wire.pack({"op": "hello"}, b"[]"))
+    if settings.get("again") or settings.get("reward"):
+        sock.sendall(wire.pack({"op": "hello"}, hello))
     else:
         _described(sock, settings["path"], functions)
     Template(sock, functions, settings).serve()
