@@ -57,6 +57,22 @@ def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     return latest
 
 
+def user_files(*groups: Sequence[UserFile]) -> list[UserFile]:
+    """The user's files, each once. Raises ConfigError where the run folder could not keep two of one name."""
+    found: dict[str, UserFile] = {}
+    for file in (file for group in groups for file in group):
+        other = found.setdefault(Path(file.path).name, file)
+        if other.path != file.path:
+            raise ConfigError("tool.functions", file.path, f"has the name of {other.path}; rename one")
+    return list(found.values())
+
+
+def changed(run_dir: Path, files: Sequence[UserFile]) -> list[str]:
+    """The paths of files of which the run keeps another text."""
+    kept = {file.path: run_dir / CODE / Path(file.path).name for file in files}
+    return [f.path for f in files if kept[f.path].is_file() and kept[f.path].read_bytes() != f.text.encode("utf-8")]
+
+
 def check_code(config: Config, run_dir: Path, files: Sequence[UserFile]) -> None:
     """Before a resume: the user's files must be those that the run keeps. Raises ConfigError."""
     for file in files:

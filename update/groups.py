@@ -32,7 +32,9 @@ def equal_share(scored: Sequence[Scored]) -> float:
     return sum(map(is_equal, groups)) / max(len(groups), 1)
 
 
-def count_reasons(records: Sequence[RolloutRecord], scored: Sequence[Scored], reward_errors: int = 0) -> dict[str, int]:
+def count_reasons(
+    records: Sequence[RolloutRecord], scored: Sequence[Scored], reward_errors: int = 0
+) -> dict[str, int]:
     """The ledger of a step: every trajectory once, including those without a score because sandbox or reward failed."""
     counts = Counter(s.reason for s in scored)
     counts += Counter(reward_error=reward_errors)  # `+` leaves out zeros
