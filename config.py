@@ -152,24 +152,40 @@ class RolloutConfig(Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolConfig(Section):
-    """The Python tool and the limits of its sandbox."""
+    """The Python tool with its sandbox, your own tools, those of MCP servers, and the limits of all."""
 
     enabled: bool = setting(True, "Offer the Python tool to the policy.")
-    timeout_seconds: float = setting(10.0, "Wall time of one call, once its child has the program.", above=0)
-    memory_mb: int = setting(1024, "MiB of a program above interpreter and preloaded modules.", at_least=16)
+    functions: tuple[str, ...] = setting(
+        (), "Your own tools: FILE.py:NAME of functions and classes, beside the config or in the working directory.")
+    mcp: tuple[str, ...] = setting((), "Commands of MCP servers whose tools are offered; one server of each a rank.")
+    timeout_seconds: float = setting(10.0, "Wall time of one call, once its process has it.", above=0)
+    max_calls_per_turn: int = setting(16, "Calls of one turn that run; the rest is answered unrun.", at_least=1)
+    max_seconds: float = setting(
+        300.0, "Seconds of calls in one trajectory after which further calls are answered unrun.", above=0)
+    memory_mb: int = setting(1024, "MiB of a call above interpreter and preloaded modules.", at_least=16)
     max_output_chars: int = setting(
         4000, "Characters shown to the model: head and tail, with the cut named between them.", at_least=100,
         fix="head, tail and the note between them need room")
     max_running: int | None = setting(
-        None, "Programs at once on each rank.", at_least=1, null="the rank's share of cores - 2, at least 2")
+        None, "Calls at once on each rank.", at_least=1, null="the rank's share of cores - 2, at least 2")
     show_last_value: bool = setting(False, "Show the value of a bare last expression, as a notebook does.")
     import_filter: Literal["on", "off"] = setting(
         "on", "Allow listed imports alone; off is for hosts whose sandbox has every kernel layer.")
     require: Literal["boundary", "best_effort"] = setting(
         "best_effort", "boundary: refuse to train without all kernel layers of the sandbox.")
     accept_changed_code: bool = setting(
-        False, "Resume although the user's files (reward.function) have changed.")
+        False, "Resume although your files (tool.functions, reward.function) have changed.")
     preload: tuple[str, ...] = setting(("numpy", "sympy"), "Modules imported once, before children are forked.")
+
+    @property
+    def offered(self) -> bool:
+        """Whether the policy is offered any tool."""
+        return self.enabled or self.has_own
+
+    @property
+    def has_own(self) -> bool:
+        """Whether any of them is the user's."""
+        return bool(self.functions or self.mcp)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -390,8 +406,8 @@ class Config:
             f"a step has {self.rollout.prompts_per_step} groups, and each update needs one of its own; lower it",
         )  # fmt: skip
         require(
-            self.rollout.max_turns == 1 or self.tool.enabled, "rollout.max_turns", self.rollout.max_turns,
-            "without a tool every trajectory has one turn; set 1, or tool.enabled true",
+            self.rollout.max_turns == 1 or self.tool.offered, "rollout.max_turns", self.rollout.max_turns,
+            "without a tool every trajectory has one turn; set 1, tool.enabled true, or tool.functions",
         )  # fmt: skip
         samples, pure = self.rollout.samples_per_prompt, self.loss.distill_weight == 1
         require(
@@ -473,8 +489,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raw = with_defaults(raw)
     for text in overrides:
         apply_override(raw, text)
-    if isinstance(raw.get("reward"), dict) and isinstance(raw["reward"].get("function"), str):
-        raw["reward"]["function"] = located(raw["reward"]["function"], Path(path).parent)
+    for section, key in (("reward", "function"), ("tool", "functions")):
+        values = raw.get(section)
+        spec = values.get(key) if isinstance(values, dict) else None
+        if isinstance(spec, str) and key == "function":
+            values[key] = located(spec, Path(path).parent)
+        elif isinstance(spec, list) and all(isinstance(one, str) for one in spec):
+            values[key] = [located(one, Path(path).parent) for one in spec]
     return parse_config(raw)
 
 

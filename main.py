@@ -22,6 +22,7 @@ from run.files import OUT, say, sole_writer
 from run.signals import Interruption
 from startup import arguments, building, inputs, run_folder
 from startup.building import Parts, built
+from startup.toolbox import started_own, started_tools
 
 USER_ERROR_STATUS = 2
 
@@ -75,7 +76,7 @@ def _train(words: Sequence[str]) -> int:
         if _leads() and not args.resume:
             held.enter_context(sole_writer(run_dir))
             run_folder.check_run_dir(config, run_dir, resume=False)  # another run may have come and gone meanwhile
-        files = [parts.scorer.file] if parts.scorer else []
+        files = run_folder.user_files(parts.own.files, [parts.scorer.file] if parts.scorer else [])
         if checkpoint:
             run_folder.check_code(config, run_dir, files)
         writer = held.enter_context(contextlib.closing(open_writer(config, run_dir, console))) if console else None
@@ -123,13 +124,16 @@ def _evaluate(words: Sequence[str]) -> int:
     config, adapters = chosen.config, chosen.adapters
     tokenizer, shape = inputs.load_tokenizer(config), inputs.check_model(config, adapters)
     configs = {name: treated(config, name) for name in args.tools}
-    chats = {name: inputs.load_chat(settings, tokenizer) for name, settings in configs.items()}
-    data = {name: inputs.load_data(configs[name], chat, config.eval.path, once=True) for name, chat in chats.items()}
-    if _leads():
-        require_writable(chosen.out, OUT)
-        if chosen.out.exists():
-            say(f"note: this replaces the evaluation in {chosen.out}; name another file with --out to keep it")
-    with building.started_reward(config) as scorer, building.started_tool(config, wanted="on" in args.tools) as tool:
+    with contextlib.ExitStack() as held:
+        own = held.enter_context(started_own(config, wanted=args.tools != ["off"]))
+        chats = {name: inputs.load_chat(settings, tokenizer, own.schema) for name, settings in configs.items()}
+        data = {name: inputs.load_data(configs[name], c, config.eval.path, once=True) for name, c in chats.items()}
+        if _leads():
+            require_writable(chosen.out, OUT)
+            if chosen.out.exists():
+                say(f"note: this replaces the evaluation in {chosen.out}; name another file with --out to keep it")
+        scorer = held.enter_context(building.started_reward(config))
+        tool = held.enter_context(started_tools(config, own, wanted="on" in args.tools))
         sample = building.build_samplers(configs, shape, building.device_of(config), chats, tool, adapters)
         found = run_treatments({
             name: Treatment(configs[name], data[name].problems, data[name].prompts, sample[name], chat.answer,
@@ -161,14 +165,17 @@ def _audit(words: Sequence[str]) -> int:
     missing: list[str] = []
     for stretch in stretches(run_dir):  # each with its own chat format and tool
         config = parse_config(stretch.config)
-        chat = inputs.load_chat(config, inputs.load_tokenizer(config))
-        with (
-            building.started_reward(config, beside=run_dir) as scorer,
-            building.started_tool(config, wanted=not args.no_tools) as tool,
-        ):
+        with contextlib.ExitStack() as held:
+            own = held.enter_context(started_own(config, beside=run_dir))
+            chat = inputs.load_chat(config, inputs.load_tokenizer(config), own.schema)
+            tool = held.enter_context(started_tools(config, own, wanted=not args.no_tools))
+            scorer = held.enter_context(building.started_reward(config, beside=run_dir))
             again = calling(scorer.score, chat.answer) if scorer else None
-            if scorer and run_folder.has_changed(run_dir, scorer.file):
-                missing.append(f"note: {scorer.file.path} has changed since the run; rewards are those it gives now")
+            files = [*own.files, *([scorer.file] if scorer else [])]
+            missing += [
+                f"note: {path} has changed since the run; it is called as it is now"
+                for path in run_folder.changed(run_dir, files)
+            ]
             found = audit(run_dir, chat.answer, tool, stretch, again)
         counts.update(found[0])
         problems += found[1]
@@ -208,8 +215,8 @@ def _replay(words: Sequence[str]) -> int:
     weights, adapters = replay.weights_before(config.model, run_dir, row["policy_step"])
     require_whole(adapters or Path(weights.path))
     tokenizer, shape = inputs.load_tokenizer(config), inputs.check_model(config, adapters)
-    chat = inputs.load_chat(config, tokenizer)
-    with building.started_tool(config) as tool:
+    with started_own(config, beside=run_dir) as own, started_tools(config, own) as tool:
+        chat = inputs.load_chat(config, tokenizer, own.schema)
         model = build_model(weights, config.train.seed, building.device_of(config), adapters)
         again = building.build_again(config, shape, model, chat, tool)
         result = replay.replay(row, again.sample, again.force, lambda ids: str(tokenizer.decode(list(ids))))

@@ -29,10 +29,8 @@ from sandbox.parent.link import Link, StartError
 from sandbox.result import ToolResult, ToolSession, ToolSet, at_once
 from sandbox.workers.client import Client, UserFile
 
-__all__ = [
-    "McpTools", "PythonTool", "SandboxError", "ToolBox", "ToolResult", "ToolSession", "ToolSet", "UserFile",
-    "UserTools",
-]  # fmt: skip
+__all__ = ["McpTools", "PythonTool", "SandboxError", "ToolBox", "ToolResult", "ToolSession", "ToolSet",
+           "UserFile", "UserTools"]  # fmt: skip
 
 RECYCLE_CALLS = 5000  # programs that one fork server serves before a fresh one takes over
 _INFRA = {"op": "answer", "status": "infra", "error_type": "Infra", "code": 0, "shown": False, "timeout_s": 0.0,
@@ -162,6 +160,7 @@ class UserTools:
         except StartError as error:
             raise SandboxError(str(error)) from error
         self.schema = [schema for *_, schema in self._client.schemas]
+        self.examples = self._client.examples
         self._where: dict[str, tuple[int, int, str, bool]] = {}
         for *where, _ in self._client.schemas:
             self._where[where[2]] = (where[0], where[1], where[2], where[3])
@@ -272,7 +271,7 @@ class ToolBox:
                 if name == "python" and not isinstance(one, PythonTool):
                     raise SandboxError("tool.functions: a tool is named 'python', the Python tool's name; rename it")
                 if name in self._owner:
-                    raise SandboxError(f"tool.functions: two tools are named {name!r}; rename one")
+                    raise SandboxError(f"tool.functions, tool.mcp: two tools are named {name!r}; rename one")
                 self._owner[name] = index
 
     @property

@@ -147,7 +147,8 @@ class Trainer:
         with self._clock("write"):
             if self._writer:
                 problems = [self.data.problems[index] for index in sampled.indices]
-                rows = [problem.row for problem in problems] if self.config.reward.function else None
+                own = self.config.reward.function or self.config.tool.has_own
+                rows = [problem.row for problem in problems] if own else None
                 known = by_trajectory(updates, stats.entropies) if stats else {}
                 self.ranks.attempt(
                     self._writer.trajectories, step + 1, sampled.records, sampled.scored,
@@ -199,7 +200,8 @@ class Trainer:
         grader = self._parts.grader
         grader.expect([data.problems[i] for i in indices])
         with self._clock(clocks[0]):
-            mine = self._parts.sample([data.prompts[i] for i in indices], step, work, sampling)
+            rows = [data.problems[i].row for i in indices]
+            mine = self._parts.sample([data.prompts[i] for i in indices], step, work, sampling, rows)
         with self._clock(clocks[1]):  # each rank its own, once: a user's reward may draw or ask a judge
             graded = list(zip(mine, grader.grades(mine), strict=True))
         with self._clock(clocks[0]):
@@ -225,7 +227,7 @@ class Trainer:
         records, grades = self._rollout(
             step, self.eval_data, range(len(problems)), scores.eval_sampling(self.config), ("eval", "eval")
         )
-        name = "on" if self.config.tool.enabled else "off"
+        name = "on" if self.config.tool.offered else "off"
         evaluated = {name: scores.Evaluation.of(records, grades, problems, self.chat.answer)}
         found = scores.results(self.config, evaluated, step)
         if self._writer:

@@ -39,7 +39,7 @@ def audit(
     """Counts of what was compared, one line for each disagreement, one line for each figure not recomputed and why.
 
     decode: token ids of a final turn to its text as a chat's `answer` gives it, thinking and calls marked
-    tool: `tools.PythonTool`, or None to leave tool calls out
+    tool: `tools.ToolBox`, or None to leave tool calls out
     stretch: the steps to look at; None: all
     again: calls the run's reward.function again; None: the box rule, restated here
     Each step is recomputed with the settings that it was trained with, or counted where its trajectories are not kept.
@@ -72,10 +72,10 @@ def audit(
             if problem:
                 problems.append(f"step {metrics['step']}: {problem}")
         if tool is not None:
-            calls = [call for row in rows for turn in row["turns"] for call in turn["calls"]]
-            calls = [call for call in calls if call["status"] != "bad_call"]
-            counts["calls"] += len(calls)
-            problems += [f"step {metrics['step']}: {p}" for p in _call_problems(calls, tool)]
+            for call, problem in _calls_again(rows, tool):
+                counts["calls" if call["name"] == "python" else "calls of your own tools, made again,"] += 1
+                if problem:
+                    problems.append(f"step {metrics['step']}: {problem}")
     unseen = [f"{count} losses not recomputed: {why}" for why, count in missing.items()]
     if gone:
         counts["steps without trajectories"] = len(gone)
@@ -224,25 +224,31 @@ def _trajectory(row: Row, decode: Callable[[list[int]], str]) -> Row:
     turns = []
     for turn in row["turns"]:
         text = decode(row["token_ids"][turn["start"] : turn["end"]])
-        turns.append({"text": text, "calls": [_call(call) for call in turn["calls"]]})
+        names = ("name", "arguments", "status", "text")
+        turns.append({"text": text, "calls": [{name: call[name] for name in names} for call in turn["calls"]]})
     final = str(turns[-1]["text"]).split("</think>")[-1].split("<think>")[0]
     return {"final_text": final, "stop": row["stop"], "turns": turns, "sampled_tokens": sum(row["sampled"])}
 
 
-def _call(call: Row) -> Row:
-    arguments = {"code": call["code"]} if call["code"] else {}
-    return {"name": call["name"], "arguments": arguments, "status": call["status"], "text": call["text"]}
-
-
-def _call_problems(calls: list[Row], tool: Any) -> Iterator[str]:
-    futures = [tool.submit(call["code"], seed=call["seed"]) for call in calls]
-    for call, future in zip(calls, futures, strict=True):
-        result = future.result()
+def _calls_again(rows: list[Row], tool: Any) -> Iterator[tuple[Row, str | None]]:
+    """Every call that ran, made again in a session of its trajectory, and how its result differs."""
+    made = []
+    sessions = [tool.open(row.get("problem") or {}) for row in rows]
+    for row, session in zip(rows, sessions, strict=True):
+        for call in (call for turn in row["turns"] for call in turn["calls"]):
+            if call["status"] not in ("bad_call", "over_limit"):
+                made.append((call, session.call(call["name"], call["arguments"], call["seed"])))
+    for call, future in made:
+        result, problem = future.result(), None
         if (result.status, result.text) != (call["status"], call["text"]):
-            yield (
-                f"call {call['code'][:60]!r} gave {call['status']} {call['text'][:60]!r}, "
-                f"again {result.status} {result.text[:60]!r}"
+            said = call["arguments"].get("code") if call["name"] == "python" else call["arguments"]
+            what = f"{said[:60]!r}" if isinstance(said, str) else f"{call['name']} {str(said)[:60]}"
+            problem = (
+                f"call {what} gave {call['status']} {call['text'][:60]!r}, again {result.status} {result.text[:60]!r}"
             )
+        yield call, problem
+    for session in sessions:
+        session.close()
 
 
 def _name(row: Row) -> str:

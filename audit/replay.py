@@ -114,13 +114,14 @@ def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 
 def _call_differences(row: Row, new: RolloutRecord) -> list[str]:
-    """Calls with the same program but another result: a difference of the tool, not of the model."""
+    """Calls of one tool with the same arguments but another result: a difference of the tool, not of the model."""
     found = []
     for number, (old_turn, new_turn) in enumerate(zip(row["turns"], new.turns, strict=False), start=1):
         for old, again in zip(old_turn["calls"], new_turn.calls, strict=False):
-            if old["code"] == again.code and (old["status"], old["text"]) != (again.status, again.text):
+            same = (old["name"], old["arguments"]) == (again.name, again.arguments)
+            if same and (old["status"], old["text"]) != (again.status, again.text):
                 found.append(
-                    f"turn {number}: the same program gave {old['status']} {old['text'][:80]!r}, "
+                    f"turn {number}: the same call of {again.name} gave {old['status']} {old['text'][:80]!r}, "
                     f"now {again.status} {again.text[:80]!r}"
                 )
     return found
@@ -162,7 +163,9 @@ class Resampler:
         index, samples = row["prompt_index"], self._sampling.n_samples_per_prompt
         prompts = [prompt] * (index + 1)  # only the last is sampled; its place among them keys the noise
         take = iter([index * samples + row["sample_index"], len(prompts) * samples]).__next__
-        [record] = self._engine.generate(RolloutRequest(prompts, row["policy_step"], Work(take)), self._sampling)
+        problems = [row["problem"]] * len(prompts) if row.get("problem") else ()
+        request = RolloutRequest(prompts, row["policy_step"], Work(take), problems)
+        [record] = self._engine.generate(request, self._sampling)
         return record
 
     def force(self, row: dict[str, Any], places: Sequence[int]) -> ForcedDraws:

@@ -75,7 +75,7 @@ def make_record(draw: random.Random, ids: list[int], tokens: int, index: int) ->
     start = draw.randrange(len(ids) - tokens)
     part = tokens // (2 * TURNS)
     code = "".join(draw.choices("abcdefgh =+()\n", k=200))
-    call = ToolCall(name="python", code=code, status="ok", text=code[:60], seed=1, wall_s=0.01)
+    call = ToolCall(name="python", arguments={"code": code}, status="ok", text=code[:60], seed=1, wall_s=0.01)
     turns = tuple(
         Turn(start=(2 * i + 1) * part, end=(2 * i + 2) * part, ended=True, calls=(call,)) for i in range(TURNS)
     )

@@ -94,7 +94,7 @@ class ScriptedRun(RolloutRun):
         episode = turn.episode
         script = episode.script["turns"][episode.turn_index]
         ids = scripted_ids(script["tool_tokens"], episode.prompt_index, episode.sample_index, episode.turn_index)
-        call = ToolCall(name="python", code="", status="ok", text="", seed=0, wall_s=script["tool_seconds"])
+        call = ToolCall(name="python", arguments={}, status="ok", text="", seed=0, wall_s=script["tool_seconds"])
         episode.close_turn(ended=False, calls=(call,))
         episode.append_suffix(ids)
         self.scheduler.resume(turn.sequence)

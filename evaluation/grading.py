@@ -113,10 +113,7 @@ def as_trajectory(record: RolloutRecord, decode: Decode) -> dict[str, Any]:
         {
             "text": decode(record.token_ids[turn.start : turn.end]),
             "calls": [
-                {
-                    "name": call.name, "arguments": {"code": call.code} if call.code else {}, "status": call.status,
-                    "text": call.text,
-                }
+                {"name": call.name, "arguments": call.arguments, "status": call.status, "text": call.text}
                 for call in turn.calls
             ],
         }

@@ -26,18 +26,26 @@ from run.ranks import Ranks
 class BrokenResult:
     """The fields of `tools.ToolResult` that the rollout reads."""
 
+    text: str
     status: str = "error"
-    text: str = "Error: the Python interpreter could not be started."
     wall_s: float = 0.0
 
 
 class BrokenTool:
-    """Replaces `tools.PythonTool`: every call fails, which measures what the tool's results contribute."""
+    """Replaces `tools.ToolBox`, and is its own session: every call of any tool fails, which measures what the tools'
+    results contribute."""
 
-    def submit(self, code: str, *, seed: int = 0) -> Future[BrokenResult]:
+    def open(self, problem: dict[str, Any]) -> BrokenTool:
+        return self
+
+    def call(self, name: str, arguments: dict[str, Any], seed: int) -> Future[BrokenResult]:
+        what = "Python interpreter" if name == "python" else f"tool {name}"
         future: Future[BrokenResult] = Future()
-        future.set_result(BrokenResult())
+        future.set_result(BrokenResult(f"Error: the {what} could not be started."))
         return future
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +63,12 @@ class Treatment:
 def treated(config: Config, name: str) -> Config:
     """The config of one treatment; `on` and `broken` offer the tool in the prompt, `off` does not."""
     if name != "off":
-        if not config.tool.enabled:
-            raise ConfigError("--tools", name, "the config has tool.enabled=false; evaluate with --tools off")
+        if not config.tool.offered:
+            raise ConfigError("--tools", name, "the config offers no tool; evaluate with --tools off")
         return config
     return dataclasses.replace(
         config,
-        tool=dataclasses.replace(config.tool, enabled=False),
+        tool=dataclasses.replace(config.tool, enabled=False, functions=(), mcp=()),
         rollout=dataclasses.replace(config.rollout, max_turns=1),
     )
 
@@ -83,7 +91,8 @@ def run_treatments(treatments: Mapping[str, Treatment], step: int, ranks: Ranks)
         work = ranks.deal(name, len(prompts) * sampling.n_samples_per_prompt)
         problems = [treatment.problems[i] for i in kept]
         treatment.grader.expect(problems)
-        mine = treatment.sample(prompts, step, work, sampling)
+        rows = [treatment.problems[i].row for i in kept]
+        mine = treatment.sample(prompts, step, work, sampling, rows)
         graded = list(zip(mine, treatment.grader.grades(mine), strict=True))
         found = [pair for part in ranks.gather(graded) for pair in part]
         found.sort(key=lambda pair: (pair[0].prompt_index, pair[0].sample_index))

@@ -23,6 +23,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from run.trajectories import restore
+
 GZIP_LEVEL = 6
 UNKNOWN = 65535
 
@@ -91,8 +93,8 @@ def _row(row: dict[str, Any]) -> list[Any]:
 
 
 def _call(call: dict[str, Any]) -> list[Any]:
-    code, text = (call[name].decode("utf-8", "surrogatepass") for name in ("code", "text"))
-    return [code, call["status"], text, call["wall_s"]]
+    restore(call)
+    return [call["name"], call["arguments"], call["status"], call["text"], call["wall_s"]]
 
 
 def _flat(table: pa.Table, name: str) -> pa.Array:

@@ -3,8 +3,9 @@
 Each turn of the loop picks up finished tool calls, submits one plan of the scheduler and reads what an earlier one
 drew. Where the decoder can, a step is submitted before the one before it is read, so that the device never waits for
 the host; a sequence that turns out to have ended drops the draw that was already on its way. No call blocks the loop
-while another sequence can decode, `rollout.deterministic` excepted. The engine has DeepSpeed's `RolloutEngine` surface
-(`generate`, `sync_weights`, `shutdown`); weights need no sync.
+while another sequence can decode, `rollout.deterministic` excepted. A trajectory opens a session of
+the tools at its first call and closes it at its end. The engine has DeepSpeed's `RolloutEngine` surface (`generate`,
+`sync_weights`, `shutdown`); weights need no sync.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import concurrent.futures
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from decode.interface import LAST_DRAW, Chunk, Decoder, Pending
 from decode.noise import row_key
 from rollout.chat.formats import Chat
 from rollout.chat.toolcall import Call, CallError
-from rollout.episode import Episode, OpenTurn, TurnEnd, call_seed, tool_call
+from rollout.episode import Episode, Limits, OpenTurn, TurnEnd, call_seed, tool_call
 from rollout.records import RolloutRecord, SamplingConfig, StopReason, Work
 from rollout.scheduler import LiveSequence, Scheduler
 from rollout.stats import RolloutStats
@@ -36,10 +37,18 @@ class PolicyError(UserError, RuntimeError):
     of_one_rank = True
 
 
-class Tool(Protocol):
-    """What the engine needs of `tools.PythonTool`; the future always resolves, also when the sandbox fails."""
+class Session(Protocol):
+    """The tools of one trajectory: `sandbox.result.ToolSession`. A future always resolves, whatever dies."""
 
-    def submit(self, code: str, *, seed: int = 0) -> concurrent.futures.Future[Any]: ...
+    def call(self, name: str, arguments: dict[str, Any], seed: int) -> concurrent.futures.Future[Any]: ...
+
+    def close(self) -> None: ...
+
+
+class Tool(Protocol):
+    """What the engine needs of `tools.ToolBox`."""
+
+    def open(self, problem: dict[str, Any]) -> Session: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,7 @@ class RolloutRequest:
     prompts: Sequence[Sequence[int]]  # token ids of each prompt
     policy_step: int
     work: Work
+    problems: Sequence[Mapping[str, Any]] = ()  # the data row of each prompt, for tools with state
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,7 @@ class RolloutEngine:
         }  # fmt: skip
         self._deterministic, self._progress, self._routes = deterministic, progress, routes
         self.on_record: Callable[[RolloutRecord], None] | None = None  # called with each as it is finished
+        self.tool_limits = Limits()
         self.stats = RolloutStats()
 
     def generate(self, request: RolloutRequest, sampling: SamplingConfig) -> list[RolloutRecord]:
@@ -90,9 +101,12 @@ class RolloutEngine:
         self.stats = stats = RolloutStats()
         total = len(request.prompts) * sampling.n_samples_per_prompt
         run = self.run_type(self._chat, self._tool, Scheduler(**self._limits), sampling, request, stats)
-        run.routes, run.on_record = self._routes, self.on_record
+        run.routes, run.on_record, run.tool_limits = self._routes, self.on_record, self.tool_limits
         captures = self._decoder.captures
-        self._run(run, sampling, total)
+        try:
+            self._run(run, sampling, total)
+        finally:
+            run.close()
         if self._progress:
             self._progress(total, total, stats.decode_tokens, 0)
         stats.seconds = time.perf_counter() - started
@@ -156,6 +170,8 @@ class RolloutRun:
         self.open_turns: list[OpenTurn] = []  # in order of submission
         self.routes: Routes | None = None
         self.on_record: Callable[[RolloutRecord], None] | None = None
+        self.tool_limits = Limits()
+        self._sessions: dict[int, Session] = {}  # by order; of trajectories that have called a tool
 
     def take_more(self) -> bool:
         """Takes trajectories while lanes are free for them, and a group more, whose siblings then share a prompt.
@@ -236,14 +252,25 @@ class RolloutRun:
     def _submit_calls(
         self, sequence: LiveSequence, episode: Episode, ended: bool, items: Sequence[Call | CallError]
     ) -> OpenTurn:
-        assert self._tool is not None
         calls: list[tuple[Call | CallError, int]] = []
-        futures: list[concurrent.futures.Future[Any] | None] = []
+        futures: list[concurrent.futures.Future[Any] | str] = []
         for number, item in enumerate(items):
             seed = call_seed(sequence.key, episode.turn_index, number)
             calls.append((item, seed))
-            futures.append(self._tool.submit(item.arguments["code"], seed=seed) if isinstance(item, Call) else None)
+            refusal = self.tool_limits.refusal(number, episode.tool_seconds)
+            if isinstance(item, CallError) or refusal:
+                futures.append(refusal or "")
+            else:
+                futures.append(self._session(sequence.order, episode).call(item.name, item.arguments, seed))
         return OpenTurn(episode, sequence, ended, calls, futures)
+
+    def _session(self, order: int, episode: Episode) -> Session:
+        """The trajectory's, opened at its first call."""
+        assert self._tool is not None
+        if order not in self._sessions:
+            rows = self._request.problems
+            self._sessions[order] = self._tool.open(dict(rows[episode.prompt_index]) if rows else {})
+        return self._sessions[order]
 
     def deliver(self, wait_for_all: bool) -> bool:
         """Picks up turns whose calls are done, in order of submission. True where others are still open."""
@@ -280,15 +307,22 @@ class RolloutRun:
         return seconds
 
     def _pending(self) -> list[concurrent.futures.Future[Any]]:
-        return [f for turn in self.open_turns for f in turn.futures if f is not None and not f.done()]
+        return [f for turn in self.open_turns for f in turn.futures if not isinstance(f, str) and not f.done()]
 
     def finish(self, sequence: LiveSequence, stop: StopReason) -> None:
         episode = self._episodes.pop(sequence.order)
+        if sequence.order in self._sessions:
+            self._sessions.pop(sequence.order).close()
         routes = self.routes(sequence.pages, sequence.computed, len(episode.tokens) - 1) if self.routes else b""
         self.records.append(episode.finish(stop, routes))
         self.scheduler.finish(sequence)
         if self.on_record:
             self.on_record(self.records[-1])
+
+    def close(self) -> None:
+        """Ends the tools of trajectories that an error cut off."""
+        while self._sessions:
+            self._sessions.popitem()[1].close()
 
 
 RolloutEngine.run_type = RolloutRun

@@ -47,6 +47,7 @@ class Episode:
         self._turns: list[Turn] = []
         self._turn_start = len(prompt_ids)
         self._sampling = sampling
+        self.tool_seconds = 0.0  # of all calls so far
 
     def expect(self, placeholder: int) -> None:
         """A draw is on its way; the next step is planned as if it were there."""
@@ -88,6 +89,7 @@ class Episode:
         del self.tokens[self.known :]
 
     def close_turn(self, *, ended: bool, calls: tuple[ToolCall, ...] = ()) -> None:
+        self.tool_seconds += sum(call.wall_s for call in calls)
         self._turns.append(Turn(start=self._turn_start, end=len(self.tokens), ended=ended, calls=calls))
 
     def has_room_for(self, suffix: Sequence[int]) -> bool:
@@ -118,6 +120,22 @@ class Episode:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the tool calls of one trajectory may take, so that no turn holds a rollout for long."""
+
+    calls: int = 16  # of one turn
+    seconds: float = 300.0  # of all calls so far; a turn that begins below it runs
+
+    def refusal(self, number: int, spent: float) -> str | None:
+        """The answer to call `number` (from 0) of a turn that begins after `spent` seconds; None where it may run."""
+        if number >= self.calls:
+            return f"Not run: a turn runs at most {self.calls} calls."
+        if spent >= self.seconds:
+            return f"Not run: the calls before it took {self.seconds:g} s together, all that they may."
+        return None
+
+
 @dataclass(slots=True, eq=False)
 class OpenTurn:
     """A turn whose calls are running. `calls` keeps the order in which the model wrote them."""
@@ -126,11 +144,11 @@ class OpenTurn:
     sequence: LiveSequence
     ended: bool
     calls: list[tuple[Call | CallError, int]]  # with the seed of each
-    futures: list[concurrent.futures.Future[Any] | None]  # None for a call that cannot be read
+    futures: list[concurrent.futures.Future[Any] | str]  # in place of one: the answer to a call that is not run
     submitted: float = field(default_factory=time.perf_counter)
 
     def is_done(self) -> bool:
-        return all(future is None or future.done() for future in self.futures)
+        return all(isinstance(future, str) or future.done() for future in self.futures)
 
 
 def call_seed(key: tuple[int, int], turn: int, call: int) -> int:
@@ -139,10 +157,13 @@ def call_seed(key: tuple[int, int], turn: int, call: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def tool_call(item: Call | CallError, seed: int, future: concurrent.futures.Future[Any] | None) -> ToolCall:
-    if isinstance(item, CallError) or future is None:
-        return ToolCall(name="", code="", status="bad_call", text=str(item), seed=seed, wall_s=0.0)
-    result, code = future.result(), item.arguments["code"]
+def tool_call(item: Call | CallError, seed: int, found: concurrent.futures.Future[Any] | str) -> ToolCall:
+    if isinstance(item, CallError):
+        return ToolCall(name="", arguments={}, status="bad_call", text=str(item), seed=seed, wall_s=0.0)
+    name, arguments = item.name, item.arguments
+    if isinstance(found, str):
+        return ToolCall(name=name, arguments=arguments, status="over_limit", text=found, seed=seed, wall_s=0.0)
+    result = found.result()
     return ToolCall(
-        name=item.name, code=code, status=result.status, text=result.text, seed=seed, wall_s=result.wall_s
+        name=name, arguments=arguments, status=result.status, text=result.text, seed=seed, wall_s=result.wall_s
     )  # fmt: skip

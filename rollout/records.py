@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ class StopReason(StrEnum):
     """Why a trajectory ended. Closed: README has one row for each, with its reward and whether it is trained."""
 
     ANSWERED = "answered"  # a turn ended by itself and called no tool
-    TURN_LIMIT = "turn_limit"  # the last allowed turn still called the tool
+    TURN_LIMIT = "turn_limit"  # the last allowed turn still called a tool
     TURN_TOKENS = "turn_tokens"  # a turn reached rollout.max_new_tokens
     CONTEXT_FULL = "context_full"  # prompt, turns and results reached rollout.context_length
     BAD_CALL = "bad_call"  # the last allowed turn ended in a call that cannot be read
@@ -31,14 +31,14 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One executed call, or one that could not be read (status "bad_call")."""
+    """One call: executed, unreadable ("bad_call"), or beyond a limit of the turn or trajectory ("over_limit")."""
 
-    name: str
-    code: str
-    status: str  # ToolResult.status, or "bad_call"
+    name: str  # of the tool; empty where the call could not be read
+    arguments: dict[str, Any]
+    status: str  # ToolResult.status, "bad_call", or "over_limit" (not run: see `rollout.episode.Limits`)
     text: str  # what the model was shown
-    seed: int  # numpy's and random's seed in the child; a replay passes it again
-    wall_s: float  # seconds in the child
+    seed: int  # numpy's and random's seed in the call's process; a replay passes it again
+    wall_s: float  # seconds in that process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,5 +174,6 @@ class Scored:
     correct: bool = False
 
 
-# Prompts (token ids), policy step, which of their trajectories, how -> their records: `RolloutEngine.generate`.
-Sample = Callable[[Sequence[list[int]], int, Work, SamplingConfig], list[RolloutRecord]]
+# Prompts (token ids), policy step, which of their trajectories, how, the data row of each prompt -> their records:
+# `RolloutEngine.generate`.
+Sample = Callable[[Sequence[list[int]], int, Work, SamplingConfig, Sequence[Mapping[str, Any]]], list[RolloutRecord]]

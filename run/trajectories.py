@@ -2,8 +2,9 @@
 
 Invariants: a file is complete or absent; its rows are in (prompt, sample) order; it holds enough to recompute
 rewards, advantages and losses (`main.py audit`) and to sample a trajectory again (`main.py replay`). This file is the
-only one that knows the format. `code` and `text` of a call are stored as bytes (UTF-8, lone surrogates passed
-through), since a model can write a string that is not valid Unicode and the run must keep exactly what was run.
+only one that knows the format. `arguments` of a call is stored as JSON in ASCII and `text` as bytes (UTF-8, lone
+surrogates passed through), since a model can write a string that is not valid Unicode and the run must keep exactly
+what was run. Runs from before tools of the user's have the program's bytes, `code`, in place of `arguments`.
 Parquet's checksum of each page is written and verified. Page headers and the footer have none: the columns that it
 names are compared with `SCHEMA`; a count in them that a flipped bit changed can still go unseen.
 """
@@ -26,18 +27,24 @@ from config import UserError
 from rollout.records import RolloutRecord, Scored
 from run.files import DamageError, write_whole
 
-_CALL = pa.struct([
-    ("name", pa.string()), ("code", pa.binary()), ("status", pa.string()), ("text", pa.binary()),
-    ("seed", pa.int64()), ("wall_s", pa.float64()),
-])  # fmt: skip
-_TURN = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("ended", pa.bool_()), ("calls", pa.list_(_CALL))])
+
+def _turns(arguments: tuple[str, pa.DataType]) -> pa.DataType:
+    call = pa.struct([
+        ("name", pa.string()), arguments, ("status", pa.string()), ("text", pa.binary()), ("seed", pa.int64()),
+        ("wall_s", pa.float64()),
+    ])  # fmt: skip
+    turn = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("ended", pa.bool_()), ("calls", pa.list_(call))])
+    return pa.list_(turn)
+
+
+_TURNS, _OLD_TURNS = _turns(("arguments", pa.string())), _turns(("code", pa.binary()))
 SCHEMA = pa.schema([
     ("prompt_index", pa.int32()), ("sample_index", pa.int32()), ("policy_step", pa.int32()),
     ("token_ids", pa.list_(pa.int32())), ("sampled", pa.list_(pa.bool_())), ("logprobs", pa.list_(pa.float32())),
     ("entropies", pa.list_(pa.float32())),  # of sampled tokens alone; empty where the trajectory was not trained
-    ("turns", pa.list_(_TURN)), ("stop", pa.string()), ("answer", pa.string()),
+    ("turns", _TURNS), ("stop", pa.string()), ("answer", pa.string()),
     ("reward", pa.float64()), ("reason", pa.string()), ("advantage", pa.float64()),
-    # With reward.function alone: whether it counted as correct, and the data row as JSON.
+    # With the user's tools or reward alone: whether it counted as correct, and the data row as JSON.
     ("correct", pa.bool_()), ("problem", pa.string()),
 ])  # fmt: skip
 OPTIONAL = {"entropies", "correct", "problem"}  # columns that a file may lack
@@ -93,7 +100,7 @@ def write_step(
 
     answers: the reference of each prompt of the step, by prompt_index
     entropies: (prompt_index, sample_index) of a trained trajectory -> nats of each of its sampled tokens
-    rows: with reward.function the data row of each prompt of the step
+    rows: with the user's tools or reward the data row of each prompt of the step
     """
     scores = {(s.record.prompt_index, s.record.sample_index): s for s in scored}
     found = [scores.get((r.prompt_index, r.sample_index)) for r in records]
@@ -105,7 +112,7 @@ def write_step(
         _lists([r.sampled for r in records], "b", pa.int8()).cast(pa.list_(pa.bool_())),
         _lists([r.logprobs for r in records], "f", pa.float32()),
         _lists([entropies.get((r.prompt_index, r.sample_index), ()) for r in records], "f", pa.float32()),
-        pa.array([[_turn(turn) for turn in r.turns] for r in records], pa.list_(_TURN)),
+        pa.array([[_turn(turn) for turn in r.turns] for r in records], _TURNS),
         pa.array([str(r.stop) for r in records], pa.string()),
         pa.array([answers[r.prompt_index].encode("utf-8", "backslashreplace") for r in records]).cast(pa.string()),
         pa.array([s and s.reward for s in found], pa.float64()),
@@ -141,7 +148,7 @@ def _lists(rows: Sequence[Sequence[Any]], code: str, kind: pa.DataType) -> pa.Li
 def _turn(turn: Any) -> dict[str, Any]:
     calls = [
         {
-            "name": call.name, "code": call.code.encode("utf-8", "surrogatepass"), "status": call.status,
+            "name": call.name, "arguments": json.dumps(call.arguments), "status": call.status,
             "text": call.text.encode("utf-8", "surrogatepass"), "seed": call.seed, "wall_s": call.wall_s,
         }
         for call in turn.calls
@@ -161,7 +168,9 @@ def read_table(run_dir: Path, step: int, columns: list[str] | None = None) -> pa
         held = set(pq.read_schema(path).names)
         names = [name for name in columns or SCHEMA.names if name not in OPTIONAL or name in held]
         table = pq.read_table(path, columns=names if columns else None, page_checksum_verification=True)
-        if table.schema != pa.schema([SCHEMA.field(name) for name in names]):
+        fields = [SCHEMA.field(name) for name in names]
+        old = [pa.field("turns", _OLD_TURNS) if field.name == "turns" else field for field in fields]
+        if table.schema not in (pa.schema(fields), pa.schema(old)):
             raise _damage(path, "its columns are not those of trajectories")
     return table
 
@@ -169,17 +178,26 @@ def read_table(run_dir: Path, step: int, columns: list[str] | None = None) -> pa
 def read_step(run_dir: Path, step: int) -> list[dict[str, Any]]:
     """A step's rows as plain dictionaries, with the field names of `RolloutRecord` and `Scored`.
 
-    Entropies are no field of theirs and stay behind. With reward.function `problem` is the data row. Raises
+    Entropies are no field of theirs and stay behind. With the user's tools or reward `problem` is the data row. Raises
     TrajectoryError where the step is not kept, DamageError.
     """
     rows = read_table(run_dir, step, [name for name in SCHEMA.names if name != "entropies"]).to_pylist()
     for call in calls_of(rows):
-        call["code"] = call["code"].decode("utf-8", "surrogatepass")
-        call["text"] = call["text"].decode("utf-8", "surrogatepass")
+        restore(call)
     for row in rows:
-        if row.get("problem") is not None:
+        if row.get("problem"):
             row["problem"] = json.loads(row["problem"])
     return rows
+
+
+def restore(call: dict[str, Any]) -> None:
+    """A call as Arrow gives it into the fields of `ToolCall`, in place; one of an old run too."""
+    if "code" in call:
+        code = call.pop("code").decode("utf-8", "surrogatepass")
+        call["arguments"] = {} if call["status"] == "bad_call" else {"code": code}
+    else:
+        call["arguments"] = json.loads(call["arguments"])
+    call["text"] = call["text"].decode("utf-8", "surrogatepass")
 
 
 def calls_of(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

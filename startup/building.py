@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from config import Config, ConfigError
 from startup import inputs
 from startup.rewards import build_grader, started_reward
+from startup.toolbox import OwnTools, started_own, started_tools
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from rollout.records import RolloutRecord, Sample, SamplingConfig, Work
     from sandbox.workers.rewards import Scorer
     from startup.forecast import Memory
-    from tools import PythonTool
+    from tools import ToolBox
     from update.teacher import Teacher
 
     Progress = Callable[[int, int, int, int], None]  # see `rollout.engine.RolloutEngine`
@@ -53,7 +54,8 @@ class Parts:
     chat: Chat
     data: TrainingData
     eval_data: TrainingData | None
-    tool: PythonTool | None
+    own: OwnTools
+    tool: ToolBox | None  # all tools; None where none is offered
     policy: Policy
     teacher: Teacher | None
     engine: RolloutEngine
@@ -71,44 +73,26 @@ def built(config: Config, progress: Progress | None = None) -> Iterator[Parts]:
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     inputs.check_batch(config, world_size)
     tokenizer = inputs.load_tokenizer(config)
-    chat = inputs.load_chat(config, tokenizer)
-    teacher_shape = inputs.check_teacher(config, tokenizer)
-    data = inputs.load_data(config, chat, config.data.path)
-    eval_data = inputs.load_data(config, chat, config.eval.path, once=True) if config.eval.path else None
-    shape = inputs.check_model(config)
-    data = inputs.add_teacher_prompts(config, chat, data, teacher_shape or shape)
-    with started_reward(config) as scorer, started_tool(config) as tool:
-        device = device_of(config)
-        policy, teacher = build_policy(config, device)
-        cache = build_cache(config, shape, policy.model, device)
-        decoder = build_decoder(config, policy.model, cache, device)
-        engine = build_engine(config, decoder, cache, chat, tool, progress)
-        grader = build_grader(chat, scorer)
-        engine.on_record = grader.begin if scorer else None
-        config, memory = plan_memory(config, shape, policy, cache.kv.nbytes, teacher)
-        yield Parts(
-            config, shape, tokenizer, chat, data, eval_data, tool, policy, teacher, engine, sample_with(engine),
-            memory, grader, scorer, rank, world_size,
-        )  # fmt: skip
-
-
-@contextlib.contextmanager
-def started_tool(config: Config, wanted: bool = True) -> Iterator[PythonTool | None]:
-    """The Python tool; None where tool.enabled or `wanted` is off.
-
-    Start it before CUDA is touched: it forks, and its children must inherit nothing of the GPU.
-    """
-    if not (config.tool.enabled and wanted):
-        yield None
-        return
-    from tools import PythonTool
-
-    tool = PythonTool(config.tool)
-    try:
-        inputs.tell(tool.report)
-        yield tool
-    finally:
-        tool.close()
+    with started_own(config) as own:
+        chat = inputs.load_chat(config, tokenizer, own.schema)
+        teacher_shape = inputs.check_teacher(config, tokenizer)
+        data = inputs.load_data(config, chat, config.data.path)
+        eval_data = inputs.load_data(config, chat, config.eval.path, once=True) if config.eval.path else None
+        shape = inputs.check_model(config)
+        data = inputs.add_teacher_prompts(config, chat, data, teacher_shape or shape)
+        with started_reward(config) as scorer, started_tools(config, own) as tool:
+            device = device_of(config)
+            policy, teacher = build_policy(config, device)
+            cache = build_cache(config, shape, policy.model, device)
+            decoder = build_decoder(config, policy.model, cache, device)
+            engine = build_engine(config, decoder, cache, chat, tool, progress)
+            grader = build_grader(chat, scorer)
+            engine.on_record = grader.begin if scorer else None
+            config, memory = plan_memory(config, shape, policy, cache.kv.nbytes, teacher)
+            yield Parts(
+                config, shape, tokenizer, chat, data, eval_data, own, tool, policy, teacher, engine,
+                sample_with(engine), memory, grader, scorer, rank, world_size,
+            )  # fmt: skip
 
 
 def device_of(config: Config) -> torch.device:
@@ -260,8 +244,9 @@ def build_engine(
     progress: Progress | None = None,
 ) -> RolloutEngine:  # fmt: skip
     from rollout.engine import RolloutEngine
+    from rollout.episode import Limits
 
-    return RolloutEngine(
+    engine = RolloutEngine(
         decoder,
         chat,
         tool,
@@ -276,11 +261,13 @@ def build_engine(
         progress=progress,
         routes=None if cache.routes is None else cache.routes_of,
     )
+    engine.tool_limits = Limits(config.tool.max_calls_per_turn, config.tool.max_seconds)
+    return engine
 
 
 def build_samplers(
     configs: Mapping[str, Config], shape: PretrainedConfig, device: torch.device, chats: Mapping[str, Chat],
-    tool: PythonTool | None, adapters: Path | None,
+    tool: ToolBox | None, adapters: Path | None,
 ) -> dict[str, Sample]:  # fmt: skip
     """For each treatment of the tool an engine over one frozen model; no optimizer, no DeepSpeed engine.
 
@@ -347,14 +334,17 @@ def sample_with(engine: RolloutEngine) -> Sample:
     """The engine as the plain function that the trainer takes."""
     from rollout.engine import RolloutRequest
 
-    def sample(prompts: Sequence[list[int]], step: int, work: Work, sampling: SamplingConfig) -> list[RolloutRecord]:
-        return engine.generate(RolloutRequest(prompts, step, work), sampling)
+    def sample(
+        prompts: Sequence[list[int]], step: int, work: Work, sampling: SamplingConfig,
+        rows: Sequence[Mapping[str, Any]],
+    ) -> list[RolloutRecord]:  # fmt: skip
+        return engine.generate(RolloutRequest(prompts, step, work, rows), sampling)
 
     return sample
 
 
 def build_again(
-    config: Config, shape: PretrainedConfig, model: PreTrainedModel, chat: Chat, tool: PythonTool | None
+    config: Config, shape: PretrainedConfig, model: PreTrainedModel, chat: Chat, tool: ToolBox | None
 ) -> Resampler:
     """What replays trajectories of a run over one model."""
     from audit.replay import Resampler

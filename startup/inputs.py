@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +56,11 @@ def _template(name: str) -> str:
         ) from error
 
 
-def load_chat(config: Config, tokenizer: PreTrainedTokenizerBase) -> Chat:
-    """The chat format of the model's family, probed. Raises ConfigError or ChatTemplateError."""
+def load_chat(config: Config, tokenizer: PreTrainedTokenizerBase, own: Sequence[Mapping[str, Any]] = ()) -> Chat:
+    """The chat format of the model's family, probed. Raises ConfigError or ChatTemplateError.
+
+    own: schemas of the user's tools, offered where the config has any
+    """
     from transformers import AutoConfig
 
     from modeling.loading import shape_source
@@ -65,7 +68,7 @@ def load_chat(config: Config, tokenizer: PreTrainedTokenizerBase) -> Chat:
     from tools import tool_schema
 
     family = from_hub("model.path", shape_source(config.model), AutoConfig).model_type
-    tools = [tool_schema(config.tool)] if config.tool.enabled else []
+    tools = [*([tool_schema(config.tool)] if config.tool.enabled else []), *(own if config.tool.has_own else ())]
     return make_chat(family, tokenizer, tools, config.model)
 
 

@@ -4,8 +4,8 @@
 
 The corpus is a JSONL file of {"title": ..., "text": ...}, named by the environment variable CORPUS, else that of
 search/ beside this file: people and towns that do not exist, so that no model knows the answers (`python
-tasks/search.py` writes it and its questions). A row is {"prompt": "Where was ... born?", "answer": "Ulm"}, or a list of
-answers that all count.
+tasks/search.py` writes it and its questions). A row is {"prompt": "Where was ... born?", "answer": "Ulm"}, or a list
+of answers that all count.
 """
 
 from __future__ import annotations

@@ -276,7 +276,10 @@ RIGHT, WRONG = Grade(True, Reason.CORRECT), Grade(False, Reason.WRONG_VALUE)
 
 
 def called(*statuses: str) -> RolloutRecord:
-    calls = [ToolCall(name="python", code="1", status=status, text="1", seed=0, wall_s=0.0) for status in statuses]
+    calls = [
+        ToolCall(name="python", arguments={"code": "1"}, status=status, text="1", seed=0, wall_s=0.0)
+        for status in statuses
+    ]
     return dataclasses.replace(record(0, 0), turns=(Turn(start=1, end=2, ended=True, calls=tuple(calls)),))
 
 

@@ -116,11 +116,17 @@ function turnBox(row, turn, i) {
   return box;
 }
 
+// The Python tool's program as it is; other arguments one a line.
+function argumentsText(call) {
+  if (call.name === "python" && typeof call.args.code === "string") return call.args.code;
+  return Object.entries(call.args).map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join("\n");
+}
+
 function callBox(call) {
   const took = call.seconds < 1 ? `${number(Math.round(1000 * call.seconds))} ms` : `${number(call.seconds)} s`;
   const status = make("span", { class: `status ${call.status === "ok" ? "" : "bad"}`, text: call.status });
-  const parts = [make("p", {}, make("span", { text: call.code ? "Python" : "Unreadable call" }), status, make("span", { text: took }))];
-  if (call.code) parts.push(make("pre", { text: call.code }), make("p", {}, make("span", { text: "Output" })));
+  const parts = [make("p", {}, make("span", { text: call.name || "Unreadable call" }), status, make("span", { text: took }))];
+  if (call.name) parts.push(make("pre", { text: argumentsText(call) }), make("p", {}, make("span", { text: "Output" })));
   return make("div", { class: "call" }, ...parts, make("pre", { text: call.text || "(nothing)" }));
 }
 

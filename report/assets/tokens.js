@@ -18,7 +18,7 @@ function readStep(buffer) {
     const row = {
       index, prompt, sample, stop, answer, reward, reason, advantage,
       turns: turns.map(([from, to, ended, calls]) => ({ from, to, ended,
-        calls: calls.map(([code, status, text, seconds]) => ({ code, status, text, seconds })) })),
+        calls: calls.map(([name, args, status, text, seconds]) => ({ name, args, status, text, seconds })) })),
       places: places.subarray(start, start + length), surprise: surprise.subarray(start, start + length),
       entropy: entropy.subarray(start, start + length),
     };

@@ -21,6 +21,9 @@ class Chat(Protocol):
     @property
     def stop_ids(self) -> frozenset[int]: ...  # each ends a turn
 
+    def tool_text(self, name: str) -> str:
+        """A tool as the prompt shows it."""
+
     def prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The prompt through the header that opens the first assistant turn  # [P]."""
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rollout.chat.harmony_prompt import developer_text, system_text
+from rollout.chat.harmony_prompt import declaration, developer_text, system_text
 from rollout.chat.harmony_turns import (
     ASSISTANT,
     CALL,
@@ -79,6 +79,10 @@ class HarmonyChat:
         for name in added:
             if self._added_ids & set(self._text(name)):
                 raise ChatTemplateError(f"added token {name!r}: text that spells it would become it; mark it special")
+
+    def tool_text(self, name: str) -> str:
+        """A tool as the developer message shows it."""
+        return declaration(next(tool["function"] for tool in self._tools if tool["function"]["name"] == name)).strip()
 
     def prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The prompt through the header that opens the first assistant turn  # [P].

@@ -165,9 +165,11 @@ def _read_call(message: Message, schemas: ToolSchemas) -> Call | CallError:
         return check_arguments(name, {field: body}, schemas)  # a built-in tool takes bare text
     value, end, problem = decode_json(body, 0)
     if end != len(body):
-        return _error(CallErrorCode.MALFORMED_JSON, problem or "text after the JSON value", schemas)
+        text = (problem or "text after the JSON value") + schemas.hint_of(name)
+        return CallError(CallErrorCode.MALFORMED_JSON, text)
     if not isinstance(value, dict):
-        return _error(CallErrorCode.NOT_AN_OBJECT, "the arguments are a JSON object", schemas)
+        text = f"the arguments are a JSON object{schemas.hint_of(name)}"
+        return CallError(CallErrorCode.NOT_AN_OBJECT, text)
     return check_arguments(name, value, schemas)
 
 

@@ -16,6 +16,7 @@ have neither). GPT-OSS's harmony format is `rollout.chat.harmony`'s.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,10 @@ class Qwen3Chat:
         if self._tools:
             self._probe_tokens()
             self._probe_call_markup()
+
+    def tool_text(self, name: str) -> str:
+        """A tool as the prompt shows it: its schema, which the template writes as JSON."""
+        return json.dumps(next(tool for tool in self._tools if tool["function"]["name"] == name), ensure_ascii=False)
 
     def prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The prompt through the first assistant header  # [P]. One rendering, no special tokens added to it."""
@@ -263,8 +268,7 @@ class Qwen3Chat:
     def _probe_call_markup(self) -> None:
         """A template that writes calls in another dialect teaches calls that `parse` would never see."""
         name = self._schemas.names[0]
-        required = self._tools[0]["function"].get("parameters", {}).get("required", ())
-        arguments = dict.fromkeys(required, "probe")
+        arguments = self._schemas.example(name)
         written = {"type": "function", "function": {"name": name, "arguments": arguments}}
         turn = {"role": "assistant", "content": "", "tool_calls": [written]}
         rendered = self._render([*_ASK, turn], open_turn=False)[len(self._history) :]

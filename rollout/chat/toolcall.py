@@ -79,12 +79,18 @@ class ToolSchemas:
     def __init__(self, tools: Sequence[Mapping[str, Any]], named: bool = True):
         self._parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
         self.names = tuple(self._parameters)
-        self.hint = "; this turn may call no tool"
-        if self.names:
-            required = self._parameters[self.names[0]].get("required", ())
-            arguments = dict.fromkeys(required, "...")
-            example = {"name": self.names[0], "arguments": arguments} if named else arguments
-            self.hint = f"; write {json.dumps(example)}"
+        self._named = named
+        self.hint = self.hint_of(self.names[0]) if self.names else "; this turn may call no tool"
+
+    def hint_of(self, name: str) -> str:
+        """How a call of a known tool is written."""
+        arguments = dict.fromkeys(self._parameters[name].get("required", ()), "...")
+        return f"; write {json.dumps({'name': name, 'arguments': arguments} if self._named else arguments)}"
+
+    def example(self, name: str) -> dict[str, Any]:
+        """Arguments that fit a known tool's schema."""
+        fields = self._parameters[name].get("properties", {})
+        return {field: _example(fields.get(field, {})) for field in self._parameters[name].get("required", ())}
 
     def only_field(self, name: str) -> str | None:
         """The one string that a known tool takes, or None where it takes more or something else."""
@@ -98,9 +104,9 @@ class ToolSchemas:
             if field not in arguments:
                 return f'"{field}" is required'
         for field, value in arguments.items():
-            wanted = parameters.get("properties", {}).get(field, {}).get("type")
-            if isinstance(wanted, str) and not _has_type(value, wanted):
-                return f'"{_short(field)}" must be of type {wanted}'
+            problem = _misfit(value, parameters.get("properties", {}).get(field, {}))
+            if problem:
+                return f'"{_short(field)}" must be {problem}'
         if _holds_lone_surrogate(arguments):
             return "half of a surrogate pair is no character"
         return None
@@ -111,9 +117,34 @@ _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 
 
+def _misfit(value: Any, field: Any) -> str | None:
+    """What a value must be by the type and the choices of its field; None where it is. Deeper schemas: the tool's."""
+    if not isinstance(field, dict) or (value is None and field.get("nullable")):
+        return None
+    wanted = field.get("type")
+    names = [wanted] if isinstance(wanted, str) else [name for name in wanted or () if isinstance(name, str)]
+    if names and not any(_has_type(value, name) for name in names):
+        return f"of type {' or '.join(names)}"
+    choices = field.get("enum")
+    if isinstance(choices, list) and value not in choices:
+        return f"one of {json.dumps(choices)}"
+    return None
+
+
 def _has_type(value: Any, wanted: str) -> bool:
+    if wanted == "null":
+        return value is None
     expected = _JSON_TYPES.get(wanted, object)
     return isinstance(value, expected) and (wanted == "boolean" or expected is object or not isinstance(value, bool))
+
+
+def _example(field: Any) -> Any:
+    """A value of a field's type."""
+    field = field if isinstance(field, dict) else {}
+    wanted = field.get("type", "string")
+    first = wanted if isinstance(wanted, str) else next(iter(wanted), "string")
+    made: dict[str, Any] = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
+    return field["enum"][0] if field.get("enum") else made.get(first, "probe")
 
 
 def _holds_lone_surrogate(value: Any) -> bool:
@@ -241,7 +272,7 @@ def _check(value: Any, schemas: ToolSchemas) -> Call | CallError:
         known = ", ".join(schemas.names) or "none"
         return CallError(CallErrorCode.UNKNOWN_TOOL, f'there is no tool "{_short(name)}"; known: {known}')
     if "arguments" not in value:
-        return CallError(CallErrorCode.MISSING_ARGUMENTS, f'"arguments" is missing{schemas.hint}')
+        return CallError(CallErrorCode.MISSING_ARGUMENTS, f'"arguments" is missing{schemas.hint_of(name)}')
     arguments = value["arguments"]
     if isinstance(arguments, str):
         arguments, end, _ = decode_json(
@@ -250,7 +281,7 @@ def _check(value: Any, schemas: ToolSchemas) -> Call | CallError:
         if end != len(value["arguments"]):
             arguments = None
     if not isinstance(arguments, dict):
-        return CallError(CallErrorCode.BAD_ARGUMENTS, f'"arguments" must be a JSON object{schemas.hint}')
+        return CallError(CallErrorCode.BAD_ARGUMENTS, f'"arguments" must be a JSON object{schemas.hint_of(name)}')
     return check_arguments(name, arguments, schemas)
 
 
@@ -258,7 +289,7 @@ def check_arguments(name: str, arguments: dict[str, Any], schemas: ToolSchemas) 
     """The call of a known tool, or what is wrong with its arguments."""
     problem = schemas.bad_argument(name, arguments)
     if problem is not None:
-        return CallError(CallErrorCode.BAD_ARGUMENTS, problem + schemas.hint)
+        return CallError(CallErrorCode.BAD_ARGUMENTS, problem + schemas.hint_of(name))
     return Call(name, arguments)
 
 

@@ -2,8 +2,9 @@
 
 One thread and one selector. Invariants: every call that came in is answered exactly once, whatever dies; at most
 `max_running` calls run at once, and a call's clock starts when its worker gets it; a call that ends its own process is
-answered with how (error, timeout, out_of_memory); infra is a process that cannot be started, or one that died while no
-call of it ran. Calls of one set with state run in order.
+answered with how (error, timeout, out_of_memory), and so is the next call of a set whose process ended between two
+calls, or a policy could drop its trajectory by a delayed exit; infra is a process that cannot be started. Calls of one
+set with state run in order.
 """
 
 from __future__ import annotations
@@ -134,7 +135,9 @@ class Broker:
             while lane.queue and self._running < self._config["max_running"]:
                 if lane.died_idle:
                     lane.died_idle = False
-                    self._answer(lane.queue.popleft(), "infra", "Infra", "")
+                    name = lane.template.settings["names"][lane.index]
+                    words = f"Its process ended between two calls\n{LOST.format(name=name)}"
+                    self._answer(lane.queue.popleft(), "error", "Ended", words)
                     continue
                 worker = self._free_worker(lane)
                 if worker is None:

@@ -86,6 +86,10 @@ class Client:
             for schema in one["schemas"]
         ]
 
+        self.examples: dict[str, dict[str, Any]] = {}  # tool -> arguments that its docstring shows
+        for one in (one for described in self._link.hello["files"] for one in described):
+            self.examples |= one["examples"]
+
     @property
     def pid(self) -> int:
         return self._link.pid

@@ -39,7 +39,7 @@ class Lane:
         self.queue: deque[Call] = deque()
         self.workers: set[Worker] = set()
         self.idle: list[Worker] = []
-        self.died_idle = False  # the state went while no call ran: the next call's answer is infra
+        self.died_idle = False  # the state went while no call ran: the next call's answer is an error
 
     @property
     def stateful(self) -> bool:

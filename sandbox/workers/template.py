@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 import json
 import os
+import re
 import selectors
 import signal
 import socket
@@ -61,19 +62,40 @@ def _is_own(value: object, module: str) -> bool:
     return (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == module
 
 
-def describe(shown: str, one: Any) -> list[dict[str, Any]]:
-    """The JSON schemas of a function, or of the public methods of a class. Raises SpecError."""
+def describe(shown: str, one: Any, examples: dict[str, Any]) -> list[dict[str, Any]]:
+    """The JSON schemas of a function, or of the public methods of a class. Raises SpecError.
+
+    Takes each docstring's `Example:` section, which is no part of the description, into `examples`.
+    """
     if not inspect.isclass(one):
+        _take_example(one, examples)
         return [_schema(f"{shown}:{one.__name__}", one)]
     names = [name for name, value in inspect.getmembers(one, inspect.isfunction) if _is_tool(name, value)]
     if not names:
         raise SpecError(f"{shown}:{one.__name__}: no public method with a docstring; write one for each tool")
+    for name in names:
+        _take_example(getattr(one, name), examples)
     held = sorted(names, key=lambda name: getattr(one, name).__code__.co_firstlineno)
     return [_schema(f"{shown}:{one.__name__}.{n}", types.MethodType(getattr(one, n), object())) for n in held]
 
 
 def _is_tool(name: str, value: Any) -> bool:
     return not name.startswith("_") and name != "close" and bool(value.__doc__)
+
+
+def _take_example(function: Any, examples: dict[str, Any]) -> None:
+    """Cuts `Example: {"argument": value}`, one JSON object, out of a docstring; other examples stay in it."""
+    doc = inspect.getdoc(function) or ""
+    found = re.search(r"^Examples?:[ \t]*\n?((?:.*\S.*(?:\n|$))+)", doc, re.MULTILINE)
+    if not found:
+        return
+    try:
+        arguments = json.loads(found[1])
+    except ValueError:
+        arguments = None
+    if isinstance(arguments, dict):
+        examples[function.__name__] = arguments
+        function.__doc__ = (doc[: found.start()] + doc[found.end() :]).strip()
 
 
 def _schema(where: str, function: Any) -> dict[str, Any]:
@@ -197,7 +219,11 @@ def _described(sock: socket.socket, path: str, functions: list[Any]) -> None:
         return
     try:
         shown = os.path.basename(path)
-        hello = [{"schemas": describe(shown, f), "stateful": inspect.isclass(f)} for f in functions]
+        hello = []
+        for function in functions:
+            examples: dict[str, Any] = {}
+            schemas = describe(shown, function, examples)
+            hello.append({"schemas": schemas, "stateful": inspect.isclass(function), "examples": examples})
         sock.sendall(wire.pack({"op": "hello"}, json.dumps(hello).encode()))
     except SpecError as error:
         sock.sendall(wire.pack({"op": "failed", "error": str(error)}))

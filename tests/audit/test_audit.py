@@ -15,7 +15,7 @@ from tests.support.engines import FakeTool, Result
 
 TEXTS = {1: r"\boxed{7}", 2: r"\boxed{8}", 3: "no box"}
 CONFIG = json.loads(parse_config({"model": {"path": "m"}, "data": {"path": "d"}}).to_json())
-CALL = {"name": "python", "code": "print(7)", "status": "ok", "text": "7", "seed": 5, "wall_s": 0.1}
+CALL = {"name": "python", "arguments": {"code": "print(7)"}, "status": "ok", "text": "7", "seed": 5, "wall_s": 0.1}
 
 
 def rows() -> list[dict]:

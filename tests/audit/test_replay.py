@@ -21,7 +21,7 @@ class Draws:
     logprobs: list[float]
 
 
-CALL = ToolCall(name="python", code="print(7)", status="ok", text="7", seed=1, wall_s=0.1)
+CALL = ToolCall(name="python", arguments={"code": "print(7)"}, status="ok", text="7", seed=1, wall_s=0.1)
 
 
 def made(**changes) -> RolloutRecord:

@@ -54,7 +54,7 @@ def test_a_config_without_a_tool_has_only_off():
 
 
 def test_a_broken_tool_answers_at_once_with_an_error():
-    result = BrokenTool().submit("print(1)", seed=3).result(timeout=0)
+    result = BrokenTool().open({}).call("python", {"code": "print(1)"}, 3).result(timeout=0)
     assert result.status == "error" and "could not be started" in result.text
 
 
@@ -67,7 +67,7 @@ def test_only_problems_that_fit_under_every_treatment_are_sampled():
         return "\\boxed{3}"
 
     def treatment(name: str, kept: list[Problem]) -> Treatment:
-        def sample(prompts, step, take, sampling):
+        def sample(prompts, step, take, sampling, rows):
             asked[name] = (prompts, step, sampling.n_samples_per_prompt)
             pairs = [(p, s) for p in range(len(prompts)) for s in range(2)]
             return [dataclasses.replace(record("PA", prompt=p, sample=s), stop=StopReason.ANSWERED) for p, s in pairs]

@@ -21,7 +21,7 @@ from tests.support.builders import record, scored
 def table(tmp_path):
     (tmp_path / "trajectories").mkdir()
     first, second = record("PPAOA", sample=0), record("PAAA", sample=1, first_id=12)
-    call = ToolCall(name="python", code="1\ud800", status="error", text="</script>", seed=1, wall_s=0.5)
+    call = ToolCall(name="python", arguments={"code": "1\ud800"}, status="error", text="</script>", seed=1, wall_s=0.5)
     first = dataclasses.replace(first, turns=(dataclasses.replace(first.turns[0], calls=(call,)), first.turns[1]))
     write_step(tmp_path, 1, [first, second], scored([first], [0.5]), ["7"])
     return read_table(tmp_path, 1)

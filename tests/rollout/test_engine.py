@@ -259,7 +259,7 @@ def test_an_unreadable_call_is_answered_with_an_error_and_the_good_one_beside_it
     [record], _ = scripted(chat, tokenizer, [[turn, "x" + END]], tool)
     bad, good = record.turns[0].calls
     assert bad.status == "bad_call" and "malformed_json" in bad.text
-    assert (good.code, good.status) == ("good", "ok")
+    assert (good.arguments, good.status) == ({"code": "good"}, "ok")
 
 
 @pytest.mark.parametrize(

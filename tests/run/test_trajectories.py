@@ -23,7 +23,9 @@ from tests.support.builders import record, scored
 
 
 def with_call(made: RolloutRecord, **values) -> RolloutRecord:
-    call = ToolCall(**({"name": "python", "code": "", "status": "ok", "text": "", "seed": 1, "wall_s": 0.5} | values))
+    call = ToolCall(
+        **({"name": "python", "arguments": {}, "status": "ok", "text": "", "seed": 1, "wall_s": 0.5} | values)
+    )
     first, *rest = made.turns
     return dataclasses.replace(made, turns=(dataclasses.replace(first, calls=(call,)), *rest))
 
@@ -35,7 +37,7 @@ def run(tmp_path):
 
 
 def test_a_row_reads_back_as_the_record_and_its_score(run):
-    made = with_call(record("PPAOA", prompt=1, sample=3), code="print(7)", text="7", seed=2**32 - 1)
+    made = with_call(record("PPAOA", prompt=1, sample=3), arguments={"code": "print(7)"}, text="7", seed=2**32 - 1)
     write_step(run, 5, [made], scored([made], [0.25]), ["x", "½"])
     [row] = read_step(run, 5)
     assert row["token_ids"] == list(made.token_ids)
@@ -63,11 +65,11 @@ def test_a_spoilt_trajectory_has_no_score(run):
 
 
 def test_text_that_is_not_unicode_survives(run):
-    made = with_call(record("PAOA"), code="print('\ud800')", text="\udfff 数")
+    made = with_call(record("PAOA"), arguments={"code": "print('\ud800')"}, text="\udfff 数")
     write_step(run, 1, [made], scored([made], [1.0]), ["\ud800"])
     [row] = read_step(run, 1)
     [call] = row["turns"][0]["calls"]
-    assert (call["code"], call["text"]) == ("print('\ud800')", "\udfff 数")
+    assert (call["arguments"]["code"], call["text"]) == ("print('\ud800')", "\udfff 数")
 
 
 def test_the_file_is_compressed(run):
@@ -80,7 +82,7 @@ def test_the_file_is_compressed(run):
 @pytest.fixture
 def written(run):
     """A run with one step, and that step's file."""
-    made = [with_call(record("PPAOA", sample=i), code="print(7)", text="7") for i in range(4)]
+    made = [with_call(record("PPAOA", sample=i), arguments={"code": "print(7)"}, text="7") for i in range(4)]
     write_step(run, 1, made, scored(made, [0.25] * 4), ["x"])
     return run, step_path(run, 1)
 

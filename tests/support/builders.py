@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def write_rows(run_dir: Path, step: int, rows: Sequence[dict[str, Any]]) -> None
 
 
 def _coded(call: dict[str, Any]) -> dict[str, Any]:
-    return call | {name: call[name].encode("utf-8", "surrogatepass") for name in ("code", "text")}
+    return call | {"arguments": json.dumps(call["arguments"]), "text": call["text"].encode("utf-8", "surrogatepass")}
 
 
 def mapped_files() -> str:

@@ -27,9 +27,18 @@ class FakeTool:
     def __init__(self, answer=lambda code: Result("ok", "1234"), hold: bool = False):
         self.answer, self.hold = answer, hold
         self.asked: list[tuple[str, int, Future]] = []
+        self.opened: list[dict] = []
+        self.closed = 0
 
-    def submit(self, code: str, *, seed: int = 0) -> Future:
-        future: Future = Future()
+    def open(self, problem: dict) -> FakeTool:
+        self.opened.append(problem)
+        return self
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def call(self, name: str, arguments: dict, seed: int) -> Future:
+        code, future = arguments["code"], Future()
         self.asked.append((code, seed, future))
         if not self.hold:
             future.set_result(self.answer(code))

@@ -50,7 +50,7 @@ def spoken(
     for number, text in enumerate(turns):
         drawn = tokenizer.encode(text + "<|im_end|>")
         last = number == len(turns) - 1
-        call = ToolCall(name="python", code=code, status=status, text=output, seed=1, wall_s=0.25)
+        call = ToolCall(name="python", arguments={"code": code}, status=status, text=output, seed=1, wall_s=0.25)
         spans.append(Turn(start=len(ids), end=len(ids) + len(drawn), ended=True, calls=() if last else (call,)))
         ids += drawn
         sampled += [True] * len(drawn)

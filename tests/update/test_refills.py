@@ -23,7 +23,7 @@ def trainer(tmp_path, spread, refills: int, problems: int = 9, prompts: int = 2)
     })  # fmt: skip
     calls = []
 
-    def sample(texts, step, work, sampling):
+    def sample(texts, step, work, sampling, rows):
         lines = {True: ("PPA", "PPAA"), False: ("PPA", "PPA")}  # FakeChat reads id 12 as right, id 13 as wrong
         made = []
         while (number := work.take()) < 2 * len(texts):

@@ -212,10 +212,30 @@ def test_functions_are_declared_as_openai_harmony_declares_them():
     assert developer_text("", [{"type": "function", "function": function} for function in FUNCTIONS]) == DECLARED
 
 
-def test_a_tool_with_nested_arguments_is_refused(tokenizer):
-    nested = {"name": "t", "parameters": {"properties": {"x": {"type": "array", "items": {"type": "string"}}}}}
-    with pytest.raises(ValueError, match="'x' must be flat"):
-        HarmonyChat(tokenizer, [{"type": "function", "function": nested}]).prompt_ids(ASK)
+def test_lists_choices_and_objects_are_declared_in_typescript(tokenizer):
+    fields = {
+        "names": {"type": "array", "items": {"type": "string"}},
+        "mode": {"type": "string", "enum": ["a", "b"], "description": "How."},
+        "at": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]},
+        "limit": {"type": ["integer", "string"], "nullable": True, "default": 3},
+        "any": {},
+    }
+    function = {"name": "t", "parameters": {"properties": fields, "required": ["names"]}}
+    chat = HarmonyChat(tokenizer, [{"type": "function", "function": function}])
+    assert (
+        chat.tool_text("t")
+        == """type t = (_: {
+names: string[],
+// How.
+mode?: "a" | "b",
+at?: {
+    x: number,
+},
+limit?: number | string | null, // default: 3
+any?: any,
+}) => any;"""
+    )
+    assert chat.tool_text("t") in tokenizer.decode(chat.prompt_ids(ASK))
 
 
 def settings_of(**model):
