@@ -14,7 +14,7 @@ function readStep(buffer) {
   const surprise = new Uint16Array(buffer, 4 + size + header.wide * total, total);
   const entropy = new Uint16Array(buffer, 4 + size + (header.wide + 2) * total, total);
   let start = 0;
-  return header.rows.map(([prompt, sample, length, stop, answer, reward, reason, advantage, turns], index) => {
+  return header.rows.map(([prompt, sample, length, stop, answer, reward, reason, advantage, correct, turns, correct], index) => {
     const row = {
       index, prompt, sample, stop, answer, reward, reason, advantage,
       turns: turns.map(([from, to, ended, calls]) => ({ from, to, ended,
