@@ -27,6 +27,7 @@ from configs.schema import (
     Section,
     UserError,
     apply_override,
+    located,
     parse_sections,
     read_json,
     require,
@@ -36,7 +37,6 @@ from configs.schema import (
 
 __all__ = ["Config", "ConfigError", "UserError", "load_config", "parse_config", "with_defaults"]
 
-CODE = "code"  # folder of a run: the user's files as they ran
 VERSION = "0.1.0"  # of the program, as in pyproject.toml; each run's config.json holds it
 
 
@@ -489,24 +489,17 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raw = with_defaults(raw)
     for text in overrides:
         apply_override(raw, text)
-    for section, key in (("reward", "function"), ("tool", "functions")):
-        values = raw.get(section)
-        spec = values.get(key) if isinstance(values, dict) else None
-        if isinstance(spec, str) and key == "function":
-            values[key] = located(spec, Path(path).parent)
-        elif isinstance(spec, list) and all(isinstance(one, str) for one in spec):
-            values[key] = [located(one, Path(path).parent) for one in spec]
+    _locate(raw, Path(path).parent)
     return parse_config(raw)
 
 
-def located(spec: str, beside: Path) -> str:
-    """A spec "FILE.py:NAME" with the file's whole path: in `beside`, in the working directory, or, where a run's file
-    has moved since, the copy that the run keeps. One that is nowhere stays as it is, for start-up to refuse."""
-    file, colon, name = spec.rpartition(":")
-    for path in (beside / file, Path.cwd() / file, beside / CODE / Path(file).name):
-        if colon and file and path.is_file():
-            return f"{path.resolve()}:{name}"
-    return spec
+def _locate(raw: dict[str, Any], beside: Path) -> None:
+    """Gives the user's files their whole paths, in place; wrong types are for `parse_config` to refuse."""
+    tool, reward = raw.get("tool"), raw.get("reward")
+    if isinstance(reward, dict) and isinstance(reward.get("function"), str):
+        reward["function"] = located(reward["function"], beside)
+    if isinstance(tool, dict) and isinstance(tool.get("functions"), list):
+        tool["functions"] = [located(one, beside) if isinstance(one, str) else one for one in tool["functions"]]
 
 
 def parse_config(raw: dict[str, Any]) -> Config:

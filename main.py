@@ -76,7 +76,7 @@ def _train(words: Sequence[str]) -> int:
         if _leads() and not args.resume:
             held.enter_context(sole_writer(run_dir))
             run_folder.check_run_dir(config, run_dir, resume=False)  # another run may have come and gone meanwhile
-        files = run_folder.user_files(parts.own.files, [parts.scorer.file] if parts.scorer else [])
+        files = run_folder.user_files(parts.own.files, parts.scorer)
         if checkpoint:
             run_folder.check_code(config, run_dir, files)
         writer = held.enter_context(contextlib.closing(open_writer(config, run_dir, console))) if console else None
@@ -153,7 +153,7 @@ def _evaluate(words: Sequence[str]) -> int:
 
 
 def _audit(words: Sequence[str]) -> int:
-    from audit.audit import audit, summary
+    from audit.audit import audit, calling, summary
     from report.runs import read_metrics
     from run.stretches import stretches
 
@@ -169,11 +169,12 @@ def _audit(words: Sequence[str]) -> int:
             own = held.enter_context(started_own(config, beside=run_dir))
             chat = inputs.load_chat(config, inputs.load_tokenizer(config), own.schema)
             tool = held.enter_context(started_tools(config, own, wanted=not args.no_tools))
-            missing += [
-                f"note: {path} has changed since the run; its tools are called as they are now"
-                for path in run_folder.changed(run_dir, own.files)
-            ]
-            found = audit(run_dir, chat.answer, tool, stretch)
+            scorer = held.enter_context(building.started_reward(config, beside=run_dir))
+            again = calling(scorer.score, chat.answer) if scorer else None
+            for file in run_folder.user_files(own.files, scorer):
+                if run_folder.has_changed(run_dir, file):
+                    missing.append(f"note: {file.path} has changed since the run; what it gives now is compared")
+            found = audit(run_dir, chat.answer, tool, stretch, again)
         counts.update(found[0])
         problems += found[1]
         missing += found[2]

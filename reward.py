@@ -173,8 +173,8 @@ def score(records: Sequence[RolloutRecord], grades: Sequence[Grade], config: Con
     """Rewards and advantages of all records that are trained on, in their order; groups share a `prompt_index`.
 
     The recorded reward is the grade's plus the tool bonus. The overlong penalty is in the advantage alone.
-    Records that are not trained (`Grade.is_trained`) are dropped. Where that leaves one sample of a prompt, its advantage is 0: there is nothing
-    to compare it with.
+    Records that are not trained (`Grade.is_trained`) are dropped. Where that leaves one sample of a prompt, its
+    advantage is 0: there is nothing to compare it with.
     """
     groups: dict[int, list[int]] = {}
     reward: dict[int, float] = {}

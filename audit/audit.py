@@ -13,6 +13,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -27,14 +28,20 @@ from update.losses import loss_named
 Row = dict[str, Any]
 
 
+# Rows of a step -> (reward, reason, correct) of each, or None where reward.function fails: `again` below.
+Again = Callable[[list[Row]], list[tuple[float, str, bool] | None]]
+
+
 def audit(
-    run_dir: Path, decode: Callable[[list[int]], str], tool: Any | None, stretch: Stretch | None = None
-) -> tuple[dict[str, int], list[str], list[str]]:
+    run_dir: Path, decode: Callable[[list[int]], str], tool: Any | None, stretch: Stretch | None = None,
+    again: Again | None = None,
+) -> tuple[dict[str, int], list[str], list[str]]:  # fmt: skip
     """Counts of what was compared, one line for each disagreement, one line for each figure not recomputed and why.
 
     decode: token ids of a final turn to its text as a chat's `answer` gives it, thinking and calls marked
     tool: `tools.ToolBox`, or None to leave tool calls out
     stretch: the steps to look at; None: all
+    again: calls the run's reward.function again; None: the box rule, restated here
     Each step is recomputed with the settings that it was trained with, or counted where its trajectories are not kept.
     Raises DamageError, and TrajectoryError where no step's are.
     """
@@ -53,10 +60,11 @@ def audit(
             gone.append(metrics["step"])
             continue
         stored = read_step(run_dir, metrics["step"])
-        rows = [row for row in stored if row["stop"] != "tool_infra"]  # no reward, no loss
+        rows = [row for row in stored if row["reward"] is not None]  # else sandbox or reward failed: no loss
         counts["steps"] += 1
-        counts["rewards"] += len(rows)
-        problems += [f"step {metrics['step']}: {p}" for p in _step_problems(config, metrics, rows, decode)]
+        counts["rewards by reward.function, called again," if again else "rewards"] += len(rows)
+        problems += [f"step {metrics['step']}: {p}" for p in _reward_problems(config, rows, decode, again)]
+        problems += [f"step {metrics['step']}: {p}" for p in _step_problems(config, metrics, rows)]
         for problem, why in _loss_results(config, metrics, rows):
             counts["losses"] += why is None
             if why:
@@ -84,18 +92,31 @@ def summary(counts: dict[str, int], problems: list[str]) -> str:
     return f"{', '.join(seen)} recomputed; {len(problems)} differ"
 
 
-def _step_problems(config: Row, metrics: Row, rows: list[Row], decode: Callable[[list[int]], str]) -> Iterator[str]:
-    groups: dict[int, list[Row]] = defaultdict(list)
+def _reward_problems(
+    config: Row, rows: list[Row], decode: Callable[[list[int]], str], again: Again | None
+) -> Iterator[str]:
+    if again:
+        for row, found in zip(rows, again(rows), strict=True):
+            stored = (row["reward"], row["reason"], row["correct"])
+            if found != stored:
+                said = "fails now" if found is None else f"gives {found} again"
+                yield f"{_name(row)} has {stored}, reward.function {said}"
+        return
     for row in rows:
-        groups[row["prompt_index"]].append(row)
         expected = _reward(row, _is_right(row, decode), config["reward"]["tool_bonus"])
         if row["reward"] != expected:
             yield f"{_name(row)} has reward {row['reward']}, recomputed {expected}"
+
+
+def _step_problems(config: Row, metrics: Row, rows: list[Row]) -> Iterator[str]:
+    groups: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["prompt_index"]].append(row)
     for members in groups.values():
         for row, expected in zip(members, _advantages(members, config), strict=True):
             if not math.isclose(row["advantage"], expected, rel_tol=1e-9, abs_tol=1e-12):
                 yield f"{_name(row)} has advantage {row['advantage']}, recomputed {expected}"
-    mean = sum(row["reward"] for row in rows) / len(rows)
+    mean = sum(row["reward"] for row in rows) / max(len(rows), 1)
     if not math.isclose(metrics["reward"], mean, abs_tol=1e-9):
         yield f"reward is {metrics['reward']}, recomputed {mean}"
 
@@ -185,6 +206,31 @@ def _value(text: str) -> Fraction | None:
         return None
     bottom = Fraction(Decimal(found[2] or "1"))
     return Fraction(Decimal(found[1])) / bottom if bottom else None
+
+
+def calling(score: Callable[[Row, Row], Future[Any]], decode: Callable[[list[int]], str]) -> Again:
+    """Calls the run's reward.function on stored rows. score: `sandbox.workers.rewards.Scorer.score`"""
+
+    def again(rows: list[Row]) -> list[tuple[float, str, bool] | None]:
+        futures = [score(_trajectory(row, decode), row["problem"]) for row in rows]
+        found = [future.result() for future in futures]
+        return [None if one.error else (one.reward, one.reason, one.correct) for one in found]
+
+    return again
+
+
+def _trajectory(row: Row, decode: Callable[[list[int]], str]) -> Row:
+    """What the function was shown."""
+    turns = []
+    for turn in row["turns"]:
+        text = decode(row["token_ids"][turn["start"] : turn["end"]])
+        turns.append({"text": text, "calls": [_call(call) for call in turn["calls"]]})
+    final = str(turns[-1]["text"]).split("</think>")[-1].split("<think>")[0]
+    return {"final_text": final, "stop": row["stop"], "turns": turns, "sampled_tokens": sum(row["sampled"])}
+
+
+def _call(call: Row) -> Row:
+    return {key: call[key] for key in ("name", "arguments", "status", "text")}
 
 
 def _calls_again(rows: list[Row], tool: Any) -> Iterator[tuple[Row, str | None]]:

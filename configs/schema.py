@@ -23,6 +23,9 @@ from typing import Any, Literal, TypeVar
 T = TypeVar("T")
 
 
+CODE = "code"  # folder of a run: the user's files as they ran
+
+
 class UserError(Exception):
     """Something that the user can fix; the message is one line that says what and how. Anything else is a bug."""
 
@@ -110,6 +113,16 @@ class Section:
     def demand(self, ok: bool, name: str, fix: str) -> None:
         section = type(self).__name__.removesuffix("Config").lower()
         require(ok, f"{section}.{name}", getattr(self, name), fix)
+
+
+def located(spec: str, beside: Path) -> str:
+    """A spec "FILE.py:NAME" with the file's whole path: in `beside`, in the working directory, or, where a run's file
+    has moved since, the copy that the run keeps. One that is nowhere stays as it is, for start-up to refuse."""
+    file, colon, name = spec.rpartition(":")
+    for path in (beside / file, Path.cwd() / file, beside / CODE / Path(file).name):
+        if colon and file and path.is_file():
+            return f"{path.resolve()}:{name}"
+    return spec
 
 
 def listing(root: type, only: str | None = None) -> list[str]:

@@ -118,9 +118,9 @@ def as_trajectory(record: RolloutRecord, decode: Decode) -> dict[str, Any]:
             ],
         }
         for turn in record.turns
-    ]
+    ]  # fmt: skip
     return {
-        "final_text": after_thinking(turns[-1]["text"]), "stop": record.stop.value, "turns": turns,
+        "final_text": after_thinking(final_turn(record, decode)), "stop": record.stop.value, "turns": turns,
         "sampled_tokens": record.num_sampled,
     }  # fmt: skip
 

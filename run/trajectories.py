@@ -164,9 +164,10 @@ def read_table(run_dir: Path, step: int, columns: list[str] | None = None) -> pa
         kept = f"kept are steps {spans(steps)}" if steps else "the run keeps none"
         raise TrajectoryError(f"{run_dir}: no trajectories of step {step}; {kept} (see log.keep_trajectories)")
     with _reading(path):
-        # A file from before checksums has none to verify, one from before entropies lacks that column.
-        table = pq.read_table(path, columns=columns, page_checksum_verification=True)
-        names = [name for name in columns or SCHEMA.names if name not in OPTIONAL or name in table.column_names]
+        # A file from before checksums has none to verify.
+        held = set(pq.read_schema(path).names)
+        names = [name for name in columns or SCHEMA.names if name not in OPTIONAL or name in held]
+        table = pq.read_table(path, columns=names if columns else None, page_checksum_verification=True)
         fields = [SCHEMA.field(name) for name in names]
         old = [pa.field("turns", _OLD_TURNS) if field.name == "turns" else field for field in fields]
         if table.schema not in (pa.schema(fields), pa.schema(old)):
@@ -184,7 +185,7 @@ def read_step(run_dir: Path, step: int) -> list[dict[str, Any]]:
     for call in calls_of(rows):
         restore(call)
     for row in rows:
-        if row.get("problem"):
+        if row.get("problem") is not None:
             row["problem"] = json.loads(row["problem"])
     return rows
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config import Config, ConfigError, UserError
+from config import Config, ConfigError
 from startup import inputs
+from startup.rewards import build_grader, started_reward
 from startup.toolbox import OwnTools, started_own, started_tools
 
 if TYPE_CHECKING:
@@ -92,39 +93,6 @@ def built(config: Config, progress: Progress | None = None) -> Iterator[Parts]:
                 config, shape, tokenizer, chat, data, eval_data, own, tool, policy, teacher, engine,
                 sample_with(engine), memory, grader, scorer, rank, world_size,
             )  # fmt: skip
-
-
-@contextlib.contextmanager
-def started_reward(config: Config) -> Iterator[Scorer | None]:
-    """The worker processes of reward.function; None without one. Start them before CUDA is touched.
-
-    Raises ConfigError for a file or a name that cannot be used.
-    """
-    if not config.reward.function:
-        yield None
-        return
-    from sandbox.parent.link import StartError
-    from sandbox.workers.rewards import Scorer
-    from tools import calls_at_once
-
-    try:
-        scorer = Scorer(
-            config.reward.function, Path.cwd(), timeout_s=config.reward.timeout_seconds,
-            memory_mb=config.tool.memory_mb, max_running=calls_at_once(config.tool),
-        )  # fmt: skip
-    except StartError as error:
-        raise UserError(str(error)) from error
-    try:
-        yield scorer
-    finally:
-        scorer.close()
-
-
-def build_grader(chat: Chat, scorer: Scorer | None) -> Grader:
-    """Grades by the box rule, or with `scorer` by reward.function."""
-    from evaluation.grading import BoxGrader, UserGrader
-
-    return UserGrader(scorer, chat.answer) if scorer else BoxGrader(chat.answer)
 
 
 def device_of(config: Config) -> torch.device:
@@ -368,7 +336,7 @@ def sample_with(engine: RolloutEngine) -> Sample:
 
     def sample(
         prompts: Sequence[list[int]], step: int, work: Work, sampling: SamplingConfig,
-        rows: Sequence[Mapping[str, Any]],
+        rows: Sequence[Mapping[str, object]],
     ) -> list[RolloutRecord]:  # fmt: skip
         return engine.generate(RolloutRequest(prompts, step, work, rows), sampling)
 

@@ -27,6 +27,7 @@ from data import Problem, unmatchable
 from modeling.packed_model import TokenLogprobModule
 from reward import clean, grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason, Work
+from startup import rewards
 from startup.building import Parts
 from startup.forecast import GIGABYTE, Memory
 from update.batch import ResponseTokenBatch
@@ -73,7 +74,7 @@ def check(parts: Parts) -> list[Finding]:
         _check_lengths(parts),
         _check_held_out(parts),
         _check_stop_ids(parts),
-        _check_gold(parts),
+        Finding(*rewards.check_gold(parts)) if parts.scorer else _check_gold(parts),
         *_check_tools(parts),
     ]
     if len(parts.tokenizer) > _embedding_rows(parts):
@@ -86,6 +87,7 @@ def check(parts: Parts) -> list[Finding]:
         *given,
         _check_template(parts, records),
         _check_rollout(parts, records, rollout_seconds),
+        *(Finding(*found) for found in rewards.check_rewards(parts, records)),
         mismatch,
         *_check_teacher(parts, records),
         check_memory(parts.memory, parts.config.micro_batch_tokens, parts.policy.device),
@@ -190,7 +192,7 @@ def _check_prompt(parts: Parts) -> Finding:
     text = parts.tokenizer.decode(ids, skip_special_tokens=False)
     tail = parts.tokenizer.decode(ids[-SHOWN_TOKENS:], skip_special_tokens=False)  # never a part of a control token
     shown = f"{len(ids)} tokens, ending in {tail!r}"
-    if "boxed" not in text:
+    if "boxed" not in text and not parts.config.reward.function:
         fix = (
             "it does not ask for \\boxed{}, which alone is graded; ask in data.system_prompt if the model has to know"
         )
@@ -274,7 +276,7 @@ def _check_gold(parts: Parts) -> Finding:
         verdict = grade_trajectory(text, StopReason.ANSWERED, problem.answer)
         if not verdict.correct:
             fix = "fix the row or the tokenizer"
-            text = f"line {problem.line}: its own answer {problem.answer!r} is graded {verdict.reason.value}: {fix}"
+            text = f"line {problem.line}: its own answer {problem.answer!r} is graded {verdict.reason}: {fix}"
             return Finding("gold", "FAIL", text)
     text = f"the first {len(rows)} references, boxed, are graded right"
     files = [("data.path", parts.config.data.path, parts.data), ("eval.path", parts.config.eval.path, parts.eval_data)]

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config import CODE, Config, ConfigError, UserError, with_defaults
-from configs.schema import differences, read_json
+from config import Config, ConfigError, UserError, with_defaults
+from configs.schema import CODE, differences, read_json
 from run.files import try_place, write_whole
 from startup.inputs import from_hub, tell
 
 if TYPE_CHECKING:
-    from sandbox.workers.client import UserFile
+    from sandbox.workers.rewards import Scorer
+    from tools import UserFile
 
 FIXED_BY_THE_CURSOR = (
     "data.path", "data.shuffle", "train.seed", "rollout.trajectories_per_step", "rollout.samples_per_prompt",
@@ -57,38 +58,40 @@ def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     return latest
 
 
-def user_files(*groups: Sequence[UserFile]) -> list[UserFile]:
+def user_files(tools: Sequence[UserFile], scorer: Scorer | None) -> list[UserFile]:
     """The user's files, each once. Raises ConfigError where the run folder could not keep two of one name."""
     found: dict[str, UserFile] = {}
-    for file in (file for group in groups for file in group):
+    for file in [*tools, *([scorer.file] if scorer else [])]:
         other = found.setdefault(Path(file.path).name, file)
         if other.path != file.path:
             raise ConfigError("tool.functions", file.path, f"has the name of {other.path}; rename one")
     return list(found.values())
 
 
-def changed(run_dir: Path, files: Sequence[UserFile]) -> list[str]:
-    """The paths of files of which the run keeps another text."""
-    kept = {file.path: run_dir / CODE / Path(file.path).name for file in files}
-    return [f.path for f in files if kept[f.path].is_file() and kept[f.path].read_bytes() != f.text.encode("utf-8")]
-
-
 def check_code(config: Config, run_dir: Path, files: Sequence[UserFile]) -> None:
     """Before a resume: the user's files must be those that the run keeps. Raises ConfigError."""
-    for file in files:
-        kept = run_dir / CODE / Path(file.path).name
-        if not kept.is_file() or kept.read_text(encoding="utf-8") == file.text or config.tool.accept_changed_code:
-            continue
-        raise ConfigError(
-            "tool.accept_changed_code", False, f"{file.path} (sha256 {file.sha256[:12]}) has changed since the run "
-            f"began; put {kept} back in its place, or set it to true",
-        )  # fmt: skip
+    for file in files if not config.tool.accept_changed_code else ():
+        if has_changed(run_dir, file):
+            raise ConfigError(
+                "tool.accept_changed_code", False, f"{file.path} (sha256 {file.sha256[:12]}) has changed since the "
+                f"run began; put {_kept(run_dir, file)} back in its place, or set it to true",
+            )  # fmt: skip
+
+
+def has_changed(run_dir: Path, file: UserFile) -> bool:
+    """Whether the run keeps another text of the file."""
+    kept = _kept(run_dir, file)
+    return kept.is_file() and kept.read_bytes() != file.text.encode("utf-8")
+
+
+def _kept(run_dir: Path, file: UserFile) -> Path:
+    return run_dir / CODE / Path(file.path).name
 
 
 def keep_code(run_dir: Path, files: Sequence[UserFile]) -> None:
     """Writes the user's files, and their hashes, into the run folder. Raises WriteError."""
     for file in files:
-        write_whole(run_dir / CODE / Path(file.path).name, file.text)
+        write_whole(_kept(run_dir, file), file.text)
     if files:
         hashes = {Path(file.path).name: {"path": file.path, "sha256": file.sha256} for file in files}
         write_whole(run_dir / CODE / "files.json", json.dumps(hashes, indent=1) + "\n")

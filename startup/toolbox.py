@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from config import Config, located
+from config import Config
+from configs.schema import located
 from startup import inputs
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ def score(trajectory, problem: dict) -> tuple[float, str]:
     if trajectory.stop != "answered":
         return -1.0, str(trajectory.stop)
     verdict = grade(trajectory.final_text, problem["answer"])
-    return (1.0 if verdict.correct else -1.0), verdict.reason.value
+    return (1.0 if verdict.correct else -1.0), str(verdict.reason)
 
 
 def gold(problem: dict) -> str:

@@ -32,7 +32,7 @@ def write(tmp_path, *lines: str):
 def test_blank_lines_are_skipped_and_line_numbers_stay_true(tmp_path):
     problems = load_problems(write(tmp_path, json.dumps(GOOD), "", "   ", json.dumps(GOOD), ""), CONFIG)
     assert [p.line for p in problems] == [1, 4]
-    assert problems[0] == Problem("What is 1+1?", "2", 1)
+    assert problems[0] == Problem("What is 1+1?", "2", 1, row=GOOD)
 
 
 def test_a_number_may_be_the_answer(tmp_path):
@@ -147,8 +147,8 @@ def test_distinct_keeps_the_first_row_of_each_prompt_in_order():
 PROBLEMS = [Problem("a", "1", 1), Problem("b" * 50, "2", 3), Problem("c", "3", 4)]
 
 
-def render(text: str) -> list[int]:
-    return [1] * len(text)
+def render(problem: Problem) -> list[int]:
+    return [1] * len(problem.prompt)
 
 
 def test_an_over_long_prompt_is_refused_with_its_line_and_length():

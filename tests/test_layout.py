@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "startup": {"config", "configs", "data", "decode", "modeling", "reward", "rollout", "run", "tools", "update"},
     "startup.arguments": {"config"},
     "startup.building": ANY_OF_OURS,
+    "startup.rewards": {"config", "configs", "evaluation", "reward", "rollout", "sandbox", "startup", "tools"},
     "main": ANY_OF_OURS,
 }  # fmt: skip
 # Where heavy libraries may come in.

@@ -22,7 +22,6 @@ from reward import (
     grade,
     grade_trajectory,
     group_advantages,
-    is_trained,
     overlong_penalty,
     reward_of,
     score,
@@ -200,13 +199,22 @@ def test_only_an_answered_trajectory_can_be_right(stop):
     verdict = grade_trajectory(r"\boxed{42}", stop, "42")
     assert verdict.correct is (stop is StopReason.ANSWERED)
     if stop is not StopReason.ANSWERED:
-        assert verdict.reason.value == stop.value
+        assert verdict.reason == stop.value
     if stop is StopReason.TOOL_INFRA:
-        assert not is_trained(stop) and not is_trained(verdict.reason)
+        assert not verdict.is_trained
         with pytest.raises(ValueError, match="tool_infra"):
             reward_of(verdict)
     else:
-        assert is_trained(stop) and reward_of(verdict) == (1.0 if verdict.correct else -1.0)
+        assert verdict.is_trained and reward_of(verdict) == (1.0 if verdict.correct else -1.0)
+
+
+def test_a_users_reward_stands_as_it_is_and_its_words_never_drop_a_trajectory():
+    verdict = Grade(False, "tool_infra", 0.25)  # the user's words, not ours
+    assert verdict.is_trained and reward_of(verdict) == 0.25
+    failed = Grade(False, "", 0.0, "ValueError", "ValueError: x")
+    assert not failed.is_trained
+    with pytest.raises(ValueError, match="drop the trajectory"):
+        reward_of(failed)
 
 
 def test_equal_rewards_give_exact_zeros():

@@ -45,8 +45,8 @@ def test_a_step_whose_groups_are_all_equal_is_skipped_and_still_written(tmp_path
 
 
 def test_rewards_come_from_the_final_turn_and_the_groups_own_answer(tmp_path):
-    t = trainer(tmp_path, [])
-    scored = t._score(group(0, ("PPA", "PPAA")) + group(1, ("PA", "PPA")), [0, 1])
+    t = trainer(tmp_path, group(0, ("PPA", "PPAA")) + group(1, ("PA", "PPA")))
+    scored = t._sample_groups(0).scored
     assert [s.reward for s in scored] == [1.0, -1.0, -1.0, 1.0]
     assert [s.advantage for s in scored] == [1.0, -1.0, -1.0, 1.0]
 
@@ -61,7 +61,7 @@ def test_fewer_are_dropped_and_counted(tmp_path):
     records = [r for p in range(100) for r in group(p, ("PPA", "PA"))]
     records[0] = dataclasses.replace(records[0], stop=StopReason.TOOL_INFRA)
     t = trainer(tmp_path, records, prompts=100)
-    scored = t._score(records, list(range(100)))
+    scored = t._sample_groups(0).scored
     assert len(scored) == 199
     assert scored[0].advantage == 0.0  # its only sibling is gone: nothing to compare it with
 

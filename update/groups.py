@@ -35,7 +35,7 @@ def equal_share(scored: Sequence[Scored]) -> float:
 def count_reasons(
     records: Sequence[RolloutRecord], scored: Sequence[Scored], reward_errors: int = 0
 ) -> dict[str, int]:
-    """The ledger of a step: every trajectory once, including those without a score because sandbox or reward failed."""
+    """The ledger of a step: every trajectory once, also those without a score because sandbox or reward failed."""
     counts = Counter(s.reason for s in scored)
     counts += Counter(reward_error=reward_errors)  # `+` leaves out zeros
     counts += Counter(str(r.stop) for r in records if r.stop is StopReason.TOOL_INFRA)

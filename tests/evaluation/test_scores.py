@@ -10,6 +10,7 @@ import pytest
 
 from config import parse_config
 from data import Problem
+from evaluation.grading import BoxGrader
 from evaluation.scores import (
     SEED_OFFSET,
     Evaluation,
@@ -41,7 +42,9 @@ def evaluation(texts: list[list[str]], answers: list[str], stop=StopReason.ANSWE
             said[made.token_ids[1:]] = text
             records.append(dataclasses.replace(made, stop=stop))
     problems = [Problem(f"problem {i}", answer, i + 1) for i, answer in enumerate(answers)]
-    return Evaluation.of(records, problems, lambda ids: said[tuple(ids)])
+    grader = BoxGrader(lambda ids: said[tuple(ids)])
+    grader.expect(problems)
+    return Evaluation.of(records, grader.grades(records), problems, lambda ids: said[tuple(ids)])
 
 
 def of_outcomes(outcomes: list[list[bool]]) -> Evaluation:

@@ -14,6 +14,7 @@ import main as program
 from config import ConfigError, load_config, parse_config
 from data import Problem
 from evaluation import treatments
+from evaluation.grading import BoxGrader
 from evaluation.treatments import BrokenTool, Treatment, choose_checkpoint, is_truncated, run_treatments, treated
 from policy import init_distributed
 from rollout.records import StopReason
@@ -62,13 +63,16 @@ def test_only_problems_that_fit_under_every_treatment_are_sampled():
     problems = [Problem("a", "1", 1), Problem("b", "2", 2), Problem("c", "3", 3)]
     asked = {}
 
+    def decode(ids):
+        return "\\boxed{3}"
+
     def treatment(name: str, kept: list[Problem]) -> Treatment:
         def sample(prompts, step, take, sampling, rows):
             asked[name] = (prompts, step, sampling.n_samples_per_prompt)
             pairs = [(p, s) for p in range(len(prompts)) for s in range(2)]
             return [dataclasses.replace(record("PA", prompt=p, sample=s), stop=StopReason.ANSWERED) for p, s in pairs]
 
-        return Treatment(CONFIG, kept, [[p.line] for p in kept], sample, lambda ids: "\\boxed{3}")
+        return Treatment(CONFIG, kept, [[p.line] for p in kept], sample, decode, BoxGrader(decode))
 
     found = run_treatments({"on": treatment("on", problems[1:]), "off": treatment("off", problems)}, 5, Ranks())
     assert asked == {"on": ([[2], [3]], 5, 2), "off": ([[2], [3]], 5, 2)}

@@ -7,6 +7,7 @@ from typing import Any
 
 from config import Config
 from data import TrainingData
+from evaluation.grading import BoxGrader
 from rollout.engine import RolloutStats
 from startup.building import Parts
 from tests.support.policies import CPU
@@ -31,5 +32,6 @@ def fake_parts(config: Config, data: TrainingData, sample: Any, **stats: int) ->
     return Parts(
         config=config, shape=None, tokenizer=SimpleNamespace(save_pretrained=None), chat=FakeChat(), data=data,
         eval_data=None, tool=None, policy=FakePolicy(), teacher=None,
-        engine=SimpleNamespace(stats=RolloutStats(**stats)), sample=sample, memory=None, rank=0, world_size=1,
+        engine=SimpleNamespace(stats=RolloutStats(**stats)), sample=sample, memory=None,
+        grader=BoxGrader(FakeChat().answer), scorer=None, rank=0, world_size=1,
     )  # fmt: skip
