@@ -18,7 +18,6 @@ from run.files import try_place, write_whole
 from startup.inputs import from_hub, tell
 
 if TYPE_CHECKING:
-    from sandbox.workers.rewards import Scorer
     from tools import UserFile
 
 FIXED_BY_THE_CURSOR = (
@@ -58,10 +57,10 @@ def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     return latest
 
 
-def user_files(tools: Sequence[UserFile], scorer: Scorer | None) -> list[UserFile]:
+def user_files(files: Sequence[UserFile]) -> list[UserFile]:
     """The user's files, each once. Raises ConfigError where the run folder could not keep two of one name."""
     found: dict[str, UserFile] = {}
-    for file in [*tools, *([scorer.file] if scorer else [])]:
+    for file in files:
         other = found.setdefault(Path(file.path).name, file)
         if other.path != file.path:
             raise ConfigError("tool.functions", file.path, f"has the name of {other.path}; rename one")
