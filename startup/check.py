@@ -9,7 +9,6 @@ scaled from the probe.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
@@ -18,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import torch
 
@@ -31,8 +30,6 @@ from startup import rewards, toolbox
 from startup.building import Parts
 from startup.forecast import GIGABYTE, Memory
 from update.batch import ResponseTokenBatch
-
-if TYPE_CHECKING:
 
 GOLD_ROWS = 100
 AIME_PROBLEMS = 30  # a year

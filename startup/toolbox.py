@@ -106,9 +106,7 @@ def _check_own_tool(parts: Parts, session: Session, name: str) -> Found:
     text = f"{shown}\n      {name} costs {len(parts.tokenizer.encode(shown))} prompt tokens"
     arguments = parts.own.examples.get(name)
     if arguments is None:
-        return (
-            "tool", "ok", f'{text}; not called, since its docstring has no line Example: {{"argument": ...}}'
-        )
+        return ("tool", "ok", f'{text}; not called, since its docstring has no line Example: {{"argument": ...}}')
     started = time.perf_counter()
     result = session.call(name, arguments, 0).result()
     text += f"; {name}({json.dumps(arguments, ensure_ascii=False)}) gave {result.status} {result.text[:SHOWN_TEXT]!r}"
