@@ -489,14 +489,17 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raw = with_defaults(raw)
     for text in overrides:
         apply_override(raw, text)
-    for section, key in (("reward", "function"), ("tool", "functions")):
-        values = raw.get(section)
-        spec = values.get(key) if isinstance(values, dict) else None
-        if isinstance(spec, str) and key == "function":
-            values[key] = located(spec, Path(path).parent)
-        elif isinstance(spec, list) and all(isinstance(one, str) for one in spec):
-            values[key] = [located(one, Path(path).parent) for one in spec]
+    _locate(raw, Path(path).parent)
     return parse_config(raw)
+
+
+def _locate(raw: dict[str, Any], beside: Path) -> None:
+    """Gives the user's files their whole paths, in place; wrong types are for `parse_config` to refuse."""
+    tool, reward = raw.get("tool"), raw.get("reward")
+    if isinstance(reward, dict) and isinstance(reward.get("function"), str):
+        reward["function"] = located(reward["function"], beside)
+    if isinstance(tool, dict) and isinstance(tool.get("functions"), list):
+        tool["functions"] = [located(one, beside) if isinstance(one, str) else one for one in tool["functions"]]
 
 
 def parse_config(raw: dict[str, Any]) -> Config:

@@ -76,7 +76,7 @@ def _train(words: Sequence[str]) -> int:
         if _leads() and not args.resume:
             held.enter_context(sole_writer(run_dir))
             run_folder.check_run_dir(config, run_dir, resume=False)  # another run may have come and gone meanwhile
-        files = run_folder.user_files(parts.own.files, [parts.scorer.file] if parts.scorer else [])
+        files = run_folder.user_files([*parts.own.files, *([parts.scorer.file] if parts.scorer else [])])
         if checkpoint:
             run_folder.check_code(config, run_dir, files)
         writer = held.enter_context(contextlib.closing(open_writer(config, run_dir, console))) if console else None
@@ -171,11 +171,9 @@ def _audit(words: Sequence[str]) -> int:
             tool = held.enter_context(started_tools(config, own, wanted=not args.no_tools))
             scorer = held.enter_context(building.started_reward(config, beside=run_dir))
             again = calling(scorer.score, chat.answer) if scorer else None
-            files = [*own.files, *([scorer.file] if scorer else [])]
-            missing += [
-                f"note: {path} has changed since the run; it is called as it is now"
-                for path in run_folder.changed(run_dir, files)
-            ]
+            for file in run_folder.user_files([*own.files, *([scorer.file] if scorer else [])]):
+                if run_folder.has_changed(run_dir, file):
+                    missing.append(f"note: {file.path} has changed since the run; what it gives now is compared")
             found = audit(run_dir, chat.answer, tool, stretch, again)
         counts.update(found[0])
         problems += found[1]

@@ -29,8 +29,10 @@ from sandbox.parent.link import Link, StartError
 from sandbox.result import ToolResult, ToolSession, ToolSet, at_once
 from sandbox.workers.client import Client, UserFile
 
-__all__ = ["McpTools", "PythonTool", "SandboxError", "ToolBox", "ToolResult", "ToolSession", "ToolSet",
-           "UserFile", "UserTools"]  # fmt: skip
+__all__ = [
+    "McpTools", "PythonTool", "SandboxError", "ToolBox", "ToolResult", "ToolSession", "ToolSet", "UserFile",
+    "UserTools",
+]  # fmt: skip
 
 RECYCLE_CALLS = 5000  # programs that one fork server serves before a fresh one takes over
 _INFRA = {"op": "answer", "status": "infra", "error_type": "Infra", "code": 0, "shown": False, "timeout_s": 0.0,

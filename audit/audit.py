@@ -224,10 +224,13 @@ def _trajectory(row: Row, decode: Callable[[list[int]], str]) -> Row:
     turns = []
     for turn in row["turns"]:
         text = decode(row["token_ids"][turn["start"] : turn["end"]])
-        names = ("name", "arguments", "status", "text")
-        turns.append({"text": text, "calls": [{name: call[name] for name in names} for call in turn["calls"]]})
+        turns.append({"text": text, "calls": [_call(call) for call in turn["calls"]]})
     final = str(turns[-1]["text"]).split("</think>")[-1].split("<think>")[0]
     return {"final_text": final, "stop": row["stop"], "turns": turns, "sampled_tokens": sum(row["sampled"])}
+
+
+def _call(call: Row) -> Row:
+    return {key: call[key] for key in ("name", "arguments", "status", "text")}
 
 
 def _calls_again(rows: list[Row], tool: Any) -> Iterator[tuple[Row, str | None]]:

@@ -185,7 +185,7 @@ def read_step(run_dir: Path, step: int) -> list[dict[str, Any]]:
     for call in calls_of(rows):
         restore(call)
     for row in rows:
-        if row.get("problem"):
+        if row.get("problem") is not None:
             row["problem"] = json.loads(row["problem"])
     return rows
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from config import Config, ConfigError
 from startup import inputs
@@ -336,7 +336,7 @@ def sample_with(engine: RolloutEngine) -> Sample:
 
     def sample(
         prompts: Sequence[list[int]], step: int, work: Work, sampling: SamplingConfig,
-        rows: Sequence[Mapping[str, Any]],
+        rows: Sequence[Mapping[str, object]],
     ) -> list[RolloutRecord]:  # fmt: skip
         return engine.generate(RolloutRequest(prompts, step, work, rows), sampling)
 

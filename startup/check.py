@@ -9,7 +9,6 @@ scaled from the probe.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
@@ -18,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import torch
 
@@ -27,13 +26,10 @@ from data import Problem, unmatchable
 from modeling.packed_model import TokenLogprobModule
 from reward import clean, grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason, Work
-from startup import rewards
+from startup import rewards, toolbox
 from startup.building import Parts
 from startup.forecast import GIGABYTE, Memory
 from update.batch import ResponseTokenBatch
-
-if TYPE_CHECKING:
-    from rollout.engine import Session
 
 GOLD_ROWS = 100
 AIME_PROBLEMS = 30  # a year
@@ -48,8 +44,6 @@ MAX_MISMATCH = {"float32": 1e-4, "bfloat16": 0.02}
 FLOORS = 2  # times its floor, a model's mismatch is a fault
 FLOOR_TOKENS = 4096  # a trajectory up to this length; the textbook attention holds all its scores
 MAX_RATIO_ERROR = 1e-3  # |ratio - 1| of two forwards
-TOOL_PROGRAM, TOOL_OUTPUT = "print(6 * 7)", "42"
-SHOWN_TEXT = 80  # of an example call's answer
 LONGEST_IN_SECONDS, LONGEST_IN_MINUTES = 120, 7200  # seconds
 
 
@@ -75,7 +69,7 @@ def check(parts: Parts) -> list[Finding]:
         _check_held_out(parts),
         _check_stop_ids(parts),
         Finding(*rewards.check_gold(parts)) if parts.scorer else _check_gold(parts),
-        *_check_tools(parts),
+        *(Finding(*found) for found in toolbox.check_tools(parts)),
     ]
     if len(parts.tokenizer) > _embedding_rows(parts):
         return given
@@ -294,44 +288,6 @@ def _odd_references(setting: str, path: str, problems: Sequence[Problem]) -> lis
         if has:
             notes.append(f"{setting}={path}: expects {AIME_PROBLEMS} answers of 0-999 for AIME; {' and '.join(has)}")
     return notes
-
-
-def _check_tools(parts: Parts) -> list[Finding]:
-    """The Python tool computes, and each of the user's tools as the model sees it, called once with its example."""
-    if parts.tool is None:
-        return [Finding("tool", "ok", "off")]
-    session = parts.tool.open(dict(parts.data.problems[0].row))
-    try:
-        python = [_check_python(session)] if parts.config.tool.enabled else []
-        names = [schema["function"]["name"] for schema in parts.own.schema]
-        return python + [_check_own_tool(parts, session, name) for name in names]
-    finally:
-        session.close()
-
-
-def _check_own_tool(parts: Parts, session: Session, name: str) -> Finding:
-    shown = parts.chat.tool_text(name)
-    text = f"{shown}\n      {name} costs {len(parts.tokenizer.encode(shown))} prompt tokens"
-    arguments = parts.own.examples.get(name)
-    if arguments is None:
-        return Finding(
-            "tool", "ok", f'{text}; not called, since its docstring has no line Example: {{"argument": ...}}'
-        )
-    started = time.perf_counter()
-    result = session.call(name, arguments, 0).result()
-    text += f"; {name}({json.dumps(arguments, ensure_ascii=False)}) gave {result.status} {result.text[:SHOWN_TEXT]!r}"
-    text += f" in {1000 * (time.perf_counter() - started):.1f} ms"
-    state: Literal["ok", "FAIL"] = "ok" if result.status == "ok" else "FAIL"
-    return Finding("tool", state, text if state == "ok" else f"{text}: fix the tool or its example")
-
-
-def _check_python(session: Session) -> Finding:
-    started = time.perf_counter()
-    result = session.call("python", {"code": TOOL_PROGRAM}, 0).result()
-    said = f"{TOOL_PROGRAM} gave {result.status} {result.text.strip()!r}"
-    if result.status != "ok" or result.text.strip() != TOOL_OUTPUT:
-        return Finding("tool", "FAIL", f"{said}: see the sandbox's report above, or set tool.enabled=false")
-    return Finding("tool", "ok", f"{said} in {1000 * (time.perf_counter() - started):.1f} ms")
 
 
 def _check_rollout(parts: Parts, records: Sequence[RolloutRecord], seconds: float) -> Finding:

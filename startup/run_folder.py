@@ -57,30 +57,30 @@ def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
     return latest
 
 
-def user_files(*groups: Sequence[UserFile]) -> list[UserFile]:
+def user_files(files: Sequence[UserFile]) -> list[UserFile]:
     """The user's files, each once. Raises ConfigError where the run folder could not keep two of one name."""
     found: dict[str, UserFile] = {}
-    for file in (file for group in groups for file in group):
+    for file in files:
         other = found.setdefault(Path(file.path).name, file)
         if other.path != file.path:
             raise ConfigError("tool.functions", file.path, f"has the name of {other.path}; rename one")
     return list(found.values())
 
 
-def changed(run_dir: Path, files: Sequence[UserFile]) -> list[str]:
-    """The paths of files of which the run keeps another text."""
-    kept = {file.path: _kept(run_dir, file) for file in files}
-    return [f.path for f in files if kept[f.path].is_file() and kept[f.path].read_bytes() != f.text.encode("utf-8")]
-
-
 def check_code(config: Config, run_dir: Path, files: Sequence[UserFile]) -> None:
     """Before a resume: the user's files must be those that the run keeps. Raises ConfigError."""
-    found = changed(run_dir, files)
-    if found and not config.tool.accept_changed_code:
-        raise ConfigError(
-            "tool.accept_changed_code", False, f"{found[0]} has changed since the run began; put the copy in "
-            f"{run_dir / CODE} back in its place, or set it to true",
-        )  # fmt: skip
+    for file in files if not config.tool.accept_changed_code else ():
+        if has_changed(run_dir, file):
+            raise ConfigError(
+                "tool.accept_changed_code", False, f"{file.path} (sha256 {file.sha256[:12]}) has changed since the "
+                f"run began; put {_kept(run_dir, file)} back in its place, or set it to true",
+            )  # fmt: skip
+
+
+def has_changed(run_dir: Path, file: UserFile) -> bool:
+    """Whether the run keeps another text of the file."""
+    kept = _kept(run_dir, file)
+    return kept.is_file() and kept.read_bytes() != file.text.encode("utf-8")
 
 
 def _kept(run_dir: Path, file: UserFile) -> Path:

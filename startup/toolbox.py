@@ -1,22 +1,31 @@
 """Starts what the policy may call: the user's own tools first, since their schemas are part of the prompt, then all.
 
 Both are refused or started before anything is written and before CUDA is touched: they start processes, which must
-inherit nothing of the GPU.
+inherit nothing of the GPU. What `check` finds out about them is here too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from config import Config, located
+from config import Config
+from configs.schema import located
 from startup import inputs
 
 if TYPE_CHECKING:
+    from rollout.engine import Session
+    from startup.building import Parts
     from tools import ToolBox, ToolSet, UserFile
+
+TOOL_PROGRAM, TOOL_OUTPUT = "print(6 * 7)", "42"
+SHOWN_TEXT = 80  # characters of an example call's answer
+Found = tuple[str, Literal["ok", "note", "FAIL"], str]  # a `startup.check.Finding`
 
 
 @dataclass(slots=True)
@@ -77,3 +86,40 @@ def started_tools(config: Config, own: OwnTools, wanted: bool = True) -> Iterato
         yield ToolBox([python, *own.sets])
     finally:
         python.close()
+
+
+def check_tools(parts: Parts) -> list[Found]:
+    """The Python tool computes, and each of the user's tools as the model sees it, called once with its example."""
+    if parts.tool is None:
+        return [("tool", "ok", "off")]
+    session = parts.tool.open(dict(parts.data.problems[0].row))
+    try:
+        python = [_check_python(session)] if parts.config.tool.enabled else []
+        names = [schema["function"]["name"] for schema in parts.own.schema]
+        return python + [_check_own_tool(parts, session, name) for name in names]
+    finally:
+        session.close()
+
+
+def _check_own_tool(parts: Parts, session: Session, name: str) -> Found:
+    shown = parts.chat.tool_text(name)
+    text = f"{shown}\n      {name} costs {len(parts.tokenizer.encode(shown))} prompt tokens"
+    arguments = parts.own.examples.get(name)
+    if arguments is None:
+        return ("tool", "ok", f'{text}; not called, since its docstring has no line Example: {{"argument": ...}}')
+    started = time.perf_counter()
+    result = session.call(name, arguments, 0).result()
+    text += f"; {name}({json.dumps(arguments, ensure_ascii=False)}) gave {result.status} {result.text[:SHOWN_TEXT]!r}"
+    text += f" in {1000 * (time.perf_counter() - started):.1f} ms"
+    if result.status != "ok":
+        return ("tool", "FAIL", f"{text}: fix the tool or its example")
+    return ("tool", "ok", text)
+
+
+def _check_python(session: Session) -> Found:
+    started = time.perf_counter()
+    result = session.call("python", {"code": TOOL_PROGRAM}, 0).result()
+    said = f"{TOOL_PROGRAM} gave {result.status} {result.text.strip()!r}"
+    if result.status != "ok" or result.text.strip() != TOOL_OUTPUT:
+        return ("tool", "FAIL", f"{said}: see the sandbox's report above, or set tool.enabled=false")
+    return ("tool", "ok", f"{said} in {1000 * (time.perf_counter() - started):.1f} ms")

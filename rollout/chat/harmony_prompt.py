@@ -12,9 +12,7 @@ from typing import Any
 
 IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 KNOWLEDGE_CUTOFF = "2024-06"
-_TYPES = {
-    "string": "string", "number": "number", "integer": "number", "boolean": "boolean", "null": "null", "object": "object",
-}  # fmt: skip
+_TYPES = {name: name for name in ("string", "number", "boolean", "null", "object")} | {"integer": "number"}
 
 
 def system_text(reasoning_effort: str, current_date: str, with_tools: bool) -> str:
@@ -65,7 +63,7 @@ def _type(field: Mapping[str, Any], indent: str) -> str:
     if choices:
         text = " | ".join(_type(choice, indent) for choice in choices)
     elif isinstance(wanted, list):
-        text = " | ".join(_TYPES.get(name, name) for name in wanted)
+        text = " | ".join(_TYPES.get(str(name), "any") for name in wanted)
     elif field.get("enum"):
         text = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in field["enum"])
     elif wanted == "array":

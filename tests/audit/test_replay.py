@@ -81,7 +81,7 @@ def test_the_first_differing_draw_is_shown_with_its_margin(row):
 def test_a_tool_that_answers_otherwise_is_named(row):
     new = dataclasses.replace(made(text="8"), token_ids=(10, 11, 12, 77, 14))
     result = again(row, new, lambda *_: Draws([12, 14], [0.0, 0.0], [-0.25, -0.5]))
-    assert result.lines[1] == "turn 1: the same program gave ok '7', now ok '8'"
+    assert result.lines[1] == "turn 1: the same call of python gave ok '7', now ok '8'"
     assert result.lines[2] == "token 3 (appended) was '13', now '77'; 3 tokens before it are equal"
     assert "0 of 2 draws differ" in result.lines[3] and len(result.lines) == 4
 

@@ -42,8 +42,9 @@ def test_a_step_gives_back_its_arrays(table):
     assert [vocabulary[place].as_py() for place in places] == [10, 11, 12, 13, 14, 12, 13, 14, 15]
     assert surprise == (0, 0, 200, 0, 400, 0, 100, 200, 300)
     first, second = header["rows"]
-    assert first == [0, 0, 5, "answered", "7", 1.0, "correct", 0.5,
-                     [[2, 3, 1, [["1\ud800", "error", "</script>", 0.5]]], [4, 5, 1, []]], True]  # fmt: skip
+    call = ["python", {"code": "1\ud800"}, "error", "</script>", 0.5]
+    turns = [[2, 3, 1, [call]], [4, 5, 1, []]]
+    assert first == [0, 0, 5, "answered", "7", 1.0, "correct", 0.5, turns, True]
     assert second[5:8] == [None, None, None] and second[9] is False
 
 

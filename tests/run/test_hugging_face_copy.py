@@ -45,7 +45,7 @@ def test_the_saved_copy_decodes_greedily_what_the_live_weights_decode(tmp_path, 
         )
         live["texts"] = [problem.prompt for problem in self._parts.data.problems[:12]]
         live["tools"] = [tool_schema(self.config.tool)]
-        live["records"] = self._parts.sample(self._parts.data.prompts[:12], 0, Work(), greedy)
+        live["records"] = self._parts.sample(self._parts.data.prompts[:12], 0, Work(), greedy, ())
 
     monkeypatch.setattr(Trainer, "run", then_decode)
     assert run(tmp_path, "train.steps=2", "train.check=false", "train.learning_rate=2e-3") == 0

@@ -67,7 +67,7 @@ def test_what_the_lines_say(healthy):
 
 def test_the_mask_shows_sampled_text_alone_between_brackets(parts):
     prompts = parts.data.prompts[:1]
-    [record, _] = parts.sample(prompts, 0, Work(), SAMPLING)
+    [record, _] = parts.sample(prompts, 0, Work(), SAMPLING, ())
     shown = masked(record, parts.tokenizer.decode)
     inside = "".join(piece.partition("⟧")[0] for piece in shown.split("⟦")[1:])
     sampled = [t for t, drawn in zip(record.token_ids, record.sampled, strict=True) if drawn]

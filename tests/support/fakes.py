@@ -10,6 +10,7 @@ from data import TrainingData
 from evaluation.grading import BoxGrader
 from rollout.engine import RolloutStats
 from startup.building import Parts
+from startup.toolbox import OwnTools
 from tests.support.policies import CPU
 
 
@@ -31,7 +32,7 @@ def fake_parts(config: Config, data: TrainingData, sample: Any, **stats: int) ->
     """What a `Trainer` needs to sample and score; stats: figures of each rollout."""
     return Parts(
         config=config, shape=None, tokenizer=SimpleNamespace(save_pretrained=None), chat=FakeChat(), data=data,
-        eval_data=None, tool=None, policy=FakePolicy(), teacher=None,
+        eval_data=None, own=OwnTools(), tool=None, policy=FakePolicy(), teacher=None,
         engine=SimpleNamespace(stats=RolloutStats(**stats)), sample=sample, memory=None,
         grader=BoxGrader(FakeChat().answer), scorer=None, rank=0, world_size=1,
     )  # fmt: skip
