@@ -53,7 +53,7 @@ def test_a_step_trains_on_what_the_function_says_and_keeps_it(finished):
 def test_the_audit_calls_the_function_again_and_says_so(finished, capsys):
     folder, _, run_dir = finished
     assert program.main(["audit", str(run_dir), "--no-tools"]) == 0
-    assert "64 rewards by reward.function" in capsys.readouterr().out
+    assert "64 rewards by calling reward.function again" in capsys.readouterr().out
     kept = (folder / "mine.py").read_text()
     try:
         (folder / "mine.py").write_text(kept.replace('"lost"', '"gone"'))
