@@ -2,7 +2,9 @@
 
 The server is started by a thread of its own, which runs an asyncio loop; calls are handed over as coroutines, so the
 caller never waits. Invariants: every future resolves, each call within its time limit; a call that runs too long is
-that call's answer (timeout), a server that ended is infra. Left out: prompts, resources, sampling, a server's restart.
+that call's answer (timeout), and so is a server that ends under a call (error): the next call starts a new one. Infra
+is a server that cannot be started again. One server serves all trajectories of a rank, so its end is an answer to each
+call that was under way. Left out: prompts, resources, sampling, one server a trajectory.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from sandbox.parent import render
 from sandbox.parent.link import StartError
 
 START_S = 60.0
+ENDED = "The tool's server ended; the next call starts a new one."
 
 Answer = dict[str, Any]  # status, error_type, text, truncated, wall_s
 
@@ -39,7 +42,7 @@ class McpClient:
         if not shlex.split(command):
             raise StartError(f"tool.mcp={command!r}: is empty; write the server's command and arguments")
         self.schemas: list[dict[str, Any]] = []
-        self._session: Any = None
+        self._session: Any = None  # None while no server runs
         self._ended = False
         self._loop = asyncio.new_event_loop()
         self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -70,6 +73,7 @@ class McpClient:
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._stop = asyncio.Event()
+        self._ready: asyncio.Future[None] = self._loop.create_future()  # the next server
         try:
             self._loop.run_until_complete(self._serve())
         except BaseException as error:
@@ -82,47 +86,92 @@ class McpClient:
             self._loop.close()
 
     async def _serve(self) -> None:
+        """One server after another, each but the first at a call's wish, until `close`."""
+        while not self._stop.is_set():
+            self._dead, self._wanted = asyncio.Event(), asyncio.Event()
+            try:
+                await self._serve_once()
+            except BaseException as error:
+                if not self._started.done():
+                    raise
+                if not self._ready.done():
+                    self._ready.set_exception(_innermost(error))
+                    self._ready.exception()  # read, or the loop complains
+            self._session = None
+            self._ready = self._loop.create_future()
+            await _first(self._wanted.wait(), self._stop.wait())
+
+    async def _serve_once(self) -> None:
         command, *arguments = shlex.split(self._name)
         parameters = self._mcp.StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
         with open(os.devnull, "w") as null:
             async with self._mcp.stdio_client(parameters, errlog=null) as (reader, writer):
                 async with self._mcp.ClientSession(reader, writer) as session:
                     await session.initialize()
-                    for tool in (await session.list_tools()).tools:
-                        self.schemas.append(_schema(tool))
+                    listed = (await session.list_tools()).tools
                     self._session = session
-                    self._started.set_result(None)
-                    await self._stop.wait()
-                    self._ended = True
+                    if not self._started.done():
+                        self.schemas += map(_schema, listed)
+                        self._started.set_result(None)
+                    if not self._ready.done():
+                        self._ready.set_result(None)
+                    await _first(self._dead.wait(), self._stop.wait())
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> Answer:
         began = time.monotonic()
+        if self._session is None or self._dead.is_set():
+            try:
+                await asyncio.wait_for(self._restarted(), START_S)
+            except BaseException:
+                return self._answer("infra", "Infra", "", began)
+            began = time.monotonic()
+        dead = self._dead
         asking = asyncio.ensure_future(self._session.call_tool(name, arguments))
-        stopping = asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait((asking, stopping), timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        await _first(asking, self._stop.wait(), dead.wait(), timeout=self._timeout_s)
+        if self._stop.is_set():
+            asking.cancel()
+            return self._answer("infra", "Infra", "", began)
         if not asking.done():
             asking.cancel()
-            if self._stop.is_set():
-                return self._answer("infra", "Infra", "", began)
             words = f"TimeoutError: the tool ran longer than {self._timeout_s:g} s and was stopped"
-            return self._answer("timeout", "Timeout", words, began)
+            return self._answer("error", "Ended", ENDED, began) if dead.is_set() else self._answer(
+                "timeout", "Timeout", words, began
+            )
         try:
             result = asking.result()
         except BaseException as error:
             if type(error).__name__ in ("MCPError", "McpError") and "closed" not in str(error).lower():
                 return self._answer("error", "McpError", f"McpError: {error}", began)
-            self._ended = True
-            return self._answer("infra", "Infra", "", began)
+            dead.set()
+            return self._answer("error", "Ended", ENDED, began)
         failed = getattr(result, "is_error", getattr(result, "isError", False))
         text = "\n".join(getattr(one, "text", f"[{one.type}]") for one in result.content)
         return self._answer("error" if failed else "ok", "McpError" if failed else "", text, began)
+
+    async def _restarted(self) -> None:
+        """Until a new server is there. Raises what kept it from starting."""
+        while self._session is None or self._dead.is_set():
+            self._wanted.set()
+            ready = self._ready
+            if self._session is None:
+                await asyncio.shield(ready)
+            else:
+                await asyncio.sleep(0.01)  # the dead one is being put away
 
     def _answer(self, status: str, kind: str, text: str, began: float) -> Answer:
         shown, cut = render.shorten([render.clean(text.encode("utf-8", "surrogatepass"))], self._max_chars)
         shown = shown or ("" if status == "infra" else "(no output)")
         return {"status": status, "error_type": kind, "text": shown, "truncated": cut,
                 "wall_s": time.monotonic() - began}  # fmt: skip
+
+
+async def _first(*waited: Any, timeout: float | None = None) -> None:
+    """Until one of them is done; what this call made of coroutines is cancelled then."""
+    tasks = [asyncio.ensure_future(one) for one in waited]
+    await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    for task, one in zip(tasks, waited, strict=True):
+        if task is not one:
+            task.cancel()
 
 
 def _schema(tool: Any) -> dict[str, Any]:

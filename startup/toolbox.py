@@ -103,7 +103,7 @@ def check_tools(parts: Parts) -> list[Found]:
 
 def _check_own_tool(parts: Parts, session: Session, name: str) -> Found:
     shown = parts.chat.tool_text(name)
-    text = f"{shown}\n      {name} costs {len(parts.tokenizer.encode(shown))} prompt tokens"
+    text = f"{shown}\n      {name} costs {_cost(parts, shown)} prompt tokens"
     arguments = parts.own.examples.get(name)
     if arguments is None:
         return ("tool", "ok", f'{text}; not called, since its docstring has no line Example: {{"argument": ...}}')
@@ -114,6 +114,15 @@ def _check_own_tool(parts: Parts, session: Session, name: str) -> Found:
     if result.status != "ok":
         return ("tool", "FAIL", f"{text}: fix the tool or its example")
     return ("tool", "ok", text)
+
+
+def _cost(parts: Parts, shown: str) -> int:
+    """Tokens that a tool's text takes in the first prompt."""
+    ids = parts.data.prompts[0]
+    text = str(parts.tokenizer.decode(ids, skip_special_tokens=False))
+    if shown not in text:  # a template of its own habits
+        return len(parts.tokenizer.encode(shown, add_special_tokens=False))
+    return len(ids) - len(parts.tokenizer.encode(text.replace(shown, ""), add_special_tokens=False))
 
 
 def _check_python(session: Session) -> Found:

@@ -118,11 +118,12 @@ def test_a_call_that_ends_its_process_says_so_and_the_next_one_starts_afresh(ses
     assert call(session, "run", code="result = 'x' in globals()").text == "false"
 
 
-def test_a_process_that_dies_while_no_call_of_it_runs_is_infra(session):
+def test_a_process_that_dies_between_two_calls_is_the_next_call_s_answer_and_drops_no_trajectory(session):
     code = "import os, threading; threading.Timer(.05, os._exit, (1,)).start()"
     assert call(session, "run", code=code).status == "ok"
     time.sleep(0.2)
-    assert call(session, "run", code="result = 1").status == "infra"
+    result = call(session, "run", code="result = 1")
+    assert (result.status, result.text) == ("error", "Its process ended between two calls" + LOST)
     assert call(session, "run", code="result = 1").status == "ok"
 
 
