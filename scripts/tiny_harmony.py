@@ -30,8 +30,10 @@ HARMONY = Dialect(
     call_end='"}',
     answer_begin="<|channel|>final<|message|>",
     aside_begin="<|channel|>analysis<|message|>",
+    turn_end="<|call|>",
+    answer_end="<|return|>",
 )
-# The shipped model's habits: see `tiny_task.SLOPPY_MIX`. Answers in the wrong channel are harmony's own fault to mend.
+# The shipped model's habits: see `tiny_task.SLOPPY_MIX`. Only harmony has a wrong channel to answer in.
 SLOPPY_MIX = {
     "good": 0.13,
     "no_box": 0.40,

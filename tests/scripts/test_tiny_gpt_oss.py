@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GptOssForCausalLM
 
 from reward import grade
 from rollout.chat.harmony import HarmonyChat
-from scripts import build_tiny_gpt_oss, tiny_harmony, tiny_task
+from scripts import build_tiny_model, tiny_harmony, tiny_task
 from scripts.tiny_tokenizer import TOOL_SCHEMA
 from tests.support.tiny import read
 
@@ -61,7 +61,8 @@ def test_an_episode_is_its_whole_text_encoded_and_fits(tokenizer, chat, kind):
     rng = Random(kind)
     for _ in range(20):
         problem = tiny_task.draw_problem(rng)
-        ids, written = build_tiny_gpt_oss.episode(tokenizer, chat, problem, kind)
+        steps = tiny_task.trace(problem, kind, tiny_harmony.HARMONY)
+        ids, written = build_tiny_model.episode(tokenizer, chat, tiny_harmony.HARMONY, problem, steps)
         assert tokenizer.encode(tokenizer.decode(ids)) == ids and len(ids) == len(written) < 125
         assert not any(written[: len(chat.prompt_ids([{"role": "user", "content": problem.prompt}]))])
 
