@@ -136,7 +136,7 @@ def _describe(place: int, row: Row, new: RolloutRecord, decode: Callable[[Sequen
 
 def _forced_lines(
     row: Row, places: Sequence[int], draws: ForcedDraws, decode: Callable[[Sequence[int]], str]
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     recorded = [row["token_ids"][place] for place in places]
     gap = max(abs(row["logprobs"][place] - new) for place, new in zip(places, draws.logprobs, strict=True))
     other = [i for i, (a, b) in enumerate(zip(recorded, draws.tokens, strict=True)) if a != b]
@@ -198,7 +198,7 @@ def forced_draws(
 
 def _draw(
     logits: Tensor, recorded: Tensor, positions: Tensor, key: tuple[int, int], temperature: float
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """logits [M, V], recorded [M], positions [M] -> chosen [M], margins [M], log-probs of recorded [M]."""
     words = torch.tensor([key], dtype=torch.int64).to(torch.int32).expand(len(positions), 2).to(logits.device)
     scores = logits if temperature == 0 else logits + gumbel(words, positions, logits.shape[1])

@@ -113,7 +113,7 @@ class WeightsAndBiases:
         name = f"{run_dir.name}-{run_id}"
         self._run = wandb.init(
             project=project, name=name, id=run_id, resume="allow", dir=str(run_dir), config=settings
-        )  # fmt: skip
+        )
         self._run.define_metric("*", step_metric="step")
 
     def log(self, row: dict[str, Any]) -> None:

@@ -177,9 +177,7 @@ def tiny_gpt_oss(out: Path, seed: int) -> PreTrainedModel:
     tokenizer = tiny_harmony.build_tokenizer()
     tokenizer.save_pretrained(out)
     chat, model = HarmonyChat(tokenizer, [TOOL_SCHEMA]), build_gpt_oss(tokenizer)
-    train_sloppy(
-        model, tokenizer, chat, tiny_harmony.HARMONY, tiny_harmony.SLOPPY_MIX, 300, seed, heldout
-    )  # fmt: skip
+    train_sloppy(model, tokenizer, chat, tiny_harmony.HARMONY, tiny_harmony.SLOPPY_MIX, 300, seed, heldout)
     model.generation_config = GenerationConfig(
         eos_token_id=sorted(chat.stop_ids), pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
