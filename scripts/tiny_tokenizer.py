@@ -10,24 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-# The schema the trainer renders. One place: when `tools.tool_schema` exists, that function replaces this constant.
-TOOL_SCHEMA: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "python",
-        "description": "Runs a Python program and returns what it prints. Use print() to see a value.",
-        "parameters": {
-            "type": "object",
-            "properties": {"code": {"type": "string", "description": "The program to run."}},
-            "required": ["code"],
-        },
-    },
-}
+from config import ToolConfig
+from tools import tool_schema
+
+TOOL_SCHEMA = tool_schema(ToolConfig())  # what the trainer renders
 
 # Ids 0 to 8, names and flags as in the Qwen3 tokenizer (there from 151643 on): the first three are special.
 CONTROLS = (
