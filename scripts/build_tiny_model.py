@@ -46,9 +46,20 @@ from transformers.utils.logging import disable_progress_bar
 from rollout.chat.formats import Chat
 from rollout.chat.harmony import HarmonyChat
 from rollout.chat.qwen3 import Qwen3Chat
-from scripts import tiny_harmony
-from scripts.tiny_task import QWEN, SLOPPY_MIX, Dialect, Problem, Step, draw_kind, draw_problem, draw_problems, trace
-from scripts.tiny_tokenizer import MAX_LENGTH, TOOL_SCHEMA, build_tokenizer
+from scripts.tiny_task import (
+    HARMONY,
+    HARMONY_MIX,
+    QWEN,
+    SLOPPY_MIX,
+    Dialect,
+    Problem,
+    Step,
+    draw_kind,
+    draw_problem,
+    draw_problems,
+    trace,
+)
+from scripts.tiny_tokenizer import MAX_LENGTH, TOOL_SCHEMA, build_harmony_tokenizer, build_tokenizer
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 TRAINING_PROBLEMS, HELDOUT_PROBLEMS = 2048, 128
@@ -174,10 +185,10 @@ def tiny_qwen3(out: Path, seed: int) -> PreTrainedModel:
 def tiny_gpt_oss(out: Path, seed: int) -> PreTrainedModel:
     lines = (MODELS / "tiny_qwen3" / "problems_heldout.jsonl").read_text(encoding="utf-8").splitlines()
     heldout = {json.loads(line)["prompt"] for line in lines}
-    tokenizer = tiny_harmony.build_tokenizer()
+    tokenizer = build_harmony_tokenizer()
     tokenizer.save_pretrained(out)
     chat, model = HarmonyChat(tokenizer, [TOOL_SCHEMA]), build_gpt_oss(tokenizer)
-    train_sloppy(model, tokenizer, chat, tiny_harmony.HARMONY, tiny_harmony.SLOPPY_MIX, 300, seed, heldout)
+    train_sloppy(model, tokenizer, chat, HARMONY, HARMONY_MIX, 300, seed, heldout)
     model.generation_config = GenerationConfig(
         eos_token_id=sorted(chat.stop_ids), pad_token_id=tokenizer.pad_token_id, do_sample=True
     )

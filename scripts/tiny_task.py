@@ -28,6 +28,17 @@ class Dialect:
 
 QWEN = Dialect('<tool_call>\n{"name": "python", "arguments": {"code": "', '"}}\n</tool_call>')
 
+_NEXT = "<|end|><|start|>assistant"
+HARMONY = Dialect(
+    call_begin=f"<|channel|>analysis<|message|>Use Python.{_NEXT}<|channel|>commentary to=functions.python "
+    '<|constrain|>json<|message|>{"code": "',
+    call_end='"}',
+    answer_begin="<|channel|>final<|message|>",
+    aside_begin="<|channel|>analysis<|message|>",
+    turn_end="<|call|>",
+    answer_end="<|return|>",
+)
+
 # Share of each kind of trace in the shipped model's habits. "no_box" is the likeliest, so greedy answers fail too.
 SLOPPY_MIX = {
     "good": 0.13,
@@ -36,6 +47,16 @@ SLOPPY_MIX = {
     "wrong_expression": 0.08,
     "short_copy": 0.03,
     "forgotten_call": 0.09,
+}
+# Of the shipped GPT-OSS: only harmony has a wrong channel to answer in.
+HARMONY_MIX = {
+    "good": 0.13,
+    "no_box": 0.40,
+    "wrong_channel": 0.14,
+    "no_tool": 0.15,
+    "wrong_expression": 0.08,
+    "short_copy": 0.03,
+    "forgotten_call": 0.07,
 }
 
 
