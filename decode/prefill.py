@@ -45,7 +45,6 @@ class FlashRows:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, extras: Extras = PLAIN
     ) -> Tensor:
-        """query [H, N, D], key and value [G, N, D] -> [N, H, D]"""
         kv, size = self._cache.kv[layer], self._cache.page_size
         k, v = key.transpose(0, 1), value.transpose(0, 1)
         page, offset = self._new // size, self._new % size

@@ -192,7 +192,6 @@ def write_results(path: Path, found: Mapping[str, Any], fix: str = RESUME) -> No
 
 
 def table_lines(found: Mapping[str, Any]) -> list[str]:
-    """The printed table."""
     settings, scores = found["settings"], found["scores"]
     first = next(iter(scores.values()))
     n = first["k"]

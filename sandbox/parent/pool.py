@@ -209,7 +209,6 @@ class Pool:
         zygote.stop(patience_s)
 
     def stop(self) -> None:
-        """Ends everything."""
         for zygote in list(self._zygotes):
             self._drop(zygote, patience_s=0.5)
 
