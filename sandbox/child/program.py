@@ -10,10 +10,13 @@ the process is used once. Left out on purpose: finalizers of objects that are al
 from __future__ import annotations
 
 import _ast
+import _posixsubprocess
 import _sitebuiltins
+import _thread
 import atexit
 import builtins
 import contextlib
+import errno
 import io
 import linecache
 import os
@@ -24,7 +27,7 @@ import types
 from typing import Any, NamedTuple, TextIO, cast
 
 from sandbox import control
-from sandbox.child import imports, processes
+from sandbox.child import imports
 from sandbox.layers import limits
 
 FILE = "<python>"  # the program's file name in tracebacks
@@ -124,7 +127,7 @@ def _report(error: BaseException, stderr: TextIO) -> Outcome:
         return _exit(error, stderr)
     limits.allow_headroom()
     stderr.write("".join(_traced(error).format()))
-    if isinstance(error, processes.Refused):
+    if isinstance(error, Refused):
         return Outcome(control.REFUSED, "Refused")
     letter = control.OUT_OF_MEMORY if isinstance(error, MemoryError) else control.ERROR
     return Outcome(letter, type(error).__name__)
@@ -229,3 +232,38 @@ class _SeedAtImport:
 
             vars(spec.loader)["exec_module"] = load_and_seed
         return spec
+
+
+_STARTERS = ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "execv", "execve")
+
+
+class Refused(PermissionError):
+    """What a program may not do; to the program it is a PermissionError, to the tool a refusal."""
+
+
+Refused.__qualname__, Refused.__module__ = "PermissionError", "builtins"  # as its traceback names it
+
+
+def _no_process(*_: object, **__: object) -> int:
+    raise Refused(errno.EPERM, "starting processes is not allowed here")
+
+
+def _no_thread(*_: object, **__: object) -> int:
+    raise Refused(errno.EPERM, "starting threads is not allowed here")
+
+
+def refuse_processes(threads: bool) -> None:
+    """Replaces what starts processes (and threads) in this interpreter, for programs. No layer, only an answer: the
+    kernel would refuse too, but with a bare EPERM."""
+    for name in _STARTERS:
+        if hasattr(os, name):
+            setattr(os, name, _no_process)
+    _posixsubprocess.fork_exec = _no_process
+    loaded = sys.modules.get("subprocess")
+    if loaded is not None:
+        vars(loaded)["_fork_exec"] = _no_process
+    if threads:
+        for name in ("start_new_thread", "start_new", "start_joinable_thread"):  # the last since Python 3.13
+            for module, prefix in ((_thread, ""), (sys.modules.get("threading"), "_")):
+                if hasattr(module, prefix + name):
+                    setattr(module, prefix + name, _no_thread)

@@ -22,7 +22,7 @@ import time
 from typing import Any
 
 from sandbox import control
-from sandbox.child import processes, program
+from sandbox.child import program
 from sandbox.layers import cgroup, isolation, kernel, limits, namespaces, probe
 
 _fork = os.fork  # the name in os is taken from programs below
@@ -177,7 +177,7 @@ def _prepare(config: dict[str, Any]) -> tuple[dict[str, Any], isolation.Isolatio
     for fact in facts.values():
         os.close(fact)
     breaches = probe.whole(box, outside)
-    processes.refuse(threads=plan.limits and not plan.seccomp)
+    program.refuse_processes(threads=plan.limits and not plan.seccomp)
     _tidy()
     hello = {
         "pid": pid,
