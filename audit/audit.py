@@ -62,7 +62,7 @@ def audit(
         stored = read_step(run_dir, metrics["step"])
         rows = [row for row in stored if row["reward"] is not None]  # else sandbox or reward failed: no loss
         counts["steps"] += 1
-        counts["rewards by reward.function, called again," if again else "rewards"] += len(rows)
+        counts["rewards by calling reward.function again" if again else "rewards"] += len(rows)
         problems += [f"step {metrics['step']}: {p}" for p in _reward_problems(config, rows, decode, again)]
         problems += [f"step {metrics['step']}: {p}" for p in _step_problems(config, metrics, rows)]
         for problem, why in _loss_results(config, metrics, rows):

@@ -88,8 +88,14 @@ def _row(row: dict[str, Any]) -> list[Any]:
     ]
     return [
         row["prompt_index"], row["sample_index"], row["length"], row["stop"], row["answer"], row["reward"],
-        row["reason"], row["advantage"], turns,
+        row["reason"], row["advantage"], turns, _is_correct(row),
     ]  # fmt: skip
+
+
+def _is_correct(row: dict[str, Any]) -> bool:
+    """As reward.function said; by the box rule, rewards above 0 are right answers."""
+    said = row.get("correct")
+    return bool((row["reward"] or 0.0) > 0 if said is None else said)
 
 
 def _call(call: dict[str, Any]) -> list[Any]:

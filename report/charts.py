@@ -91,7 +91,8 @@ MISMATCH = Group("Sampled against trained", (
 
 def reasons(columns: dict[str, Column]) -> Group:
     """Stacked counts: why trajectories were right or wrong, how they ended, how tool calls ended."""
-    titles = {"reasons": "Why right or wrong", "stops": "How trajectories ended", "tool_statuses": "How calls ended"}
+    titles = {"reasons": "Why right or wrong", "stops": "How trajectories ended", "tool_statuses": "How calls ended",
+              "reward_errors": "How reward.function failed"}  # fmt: skip
     charts = []
     for name, title in titles.items():
         found = [column for column in columns if column.startswith(f"{name}/")]

@@ -33,6 +33,7 @@ COMPARED = (
     ("rollout_tokens_per_second", "rollout, tokens/s", 1), ("update_tokens_per_second", "update, tokens/s", 1),
 )  # fmt: skip
 SPARSE = {"eval_avg_at_k"}  # measured in few steps by design
+OF_REWARD = {"correct", "reward", "eval_avg_at_k"}  # no better or worse where reward.function differs
 FEWEST_STEPS = 4  # for an interval
 
 
@@ -88,6 +89,8 @@ def paired(a: Run, b: Run, last: int) -> list[Pair]:
         steps = [s for s in window[-last:] if _has(ours[s], name) and _has(theirs[s], name)]
         if steps:
             values = [(ours[s][name], theirs[s][name]) for s in steps]
+            other_reward = name in OF_REWARD and a.config.reward.function != b.config.reward.function
+            direction = 0 if other_reward else direction
             found.append(_pair(words, values, f"{steps[0]}-{steps[-1]}", direction))
     return found
 

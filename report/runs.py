@@ -54,7 +54,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def _columns(rows: list[dict[str, Any]], settings: list[Stretch]) -> dict[str, Column]:
     of_step = [next(one.config for one in settings if row["step"] in one.steps) for row in rows]
     flat = [_flat(row) | _derived(row, config["rollout"]) for row, config in zip(rows, of_step, strict=True)]
-    counted = ("stops/", "reasons/", "tool_statuses/")
+    counted = ("stops/", "reasons/", "tool_statuses/", "reward_errors/")
     names = sorted({name for row in flat for name in row})
     # A reason that does not occur in a step occurred 0 times; any other missing value is unknown.
     return {name: [row.get(name, 0.0 if name.startswith(counted) else None) for row in flat] for name in names}

@@ -134,8 +134,10 @@ class McpClient:
         if not asking.done():
             asking.cancel()
             words = f"TimeoutError: the tool ran longer than {self._timeout_s:g} s and was stopped"
-            return self._answer("error", "Ended", ENDED, began) if dead.is_set() else self._answer(
-                "timeout", "Timeout", words, began
+            return (
+                self._answer("error", "Ended", ENDED, began)
+                if dead.is_set()
+                else self._answer("timeout", "Timeout", words, began)
             )
         try:
             result = asking.result()

@@ -3,10 +3,14 @@
     tool.functions: ["game.py:Game"]          reward.function: "game.py:score"
 
 A row is {"prompt": "Find the number from 1 to 100. Use guess.", "secret": 42, "tries": 7}. Each trajectory has a game
-of its own, in a process of its own.
+of its own, in a process of its own. `python tasks/game.py` writes game/rows.jsonl.
 """
 
 from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
 
 WON = "Found it"
 
@@ -48,3 +52,15 @@ def score(trajectory, problem: dict) -> tuple[float, str]:
     tries = int(problem.get("tries", 7))
     used = next(number for number, call in enumerate(guesses, start=1) if call.text.startswith(WON))
     return 1.0 - 0.5 * (used - 1) / tries, "won"
+
+
+def write_rows(folder: Path, count: int = 64) -> None:
+    draw = random.Random(0)
+    prompt = "Find the number from 1 to 100 in at most 7 tries. Call guess."
+    rows = [{"prompt": prompt, "secret": draw.randint(1, 100), "tries": 7} for _ in range(count)]
+    folder.mkdir(exist_ok=True)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_rows(Path(__file__).resolve().with_suffix(""))

@@ -12,6 +12,7 @@ from data import (
     DataError,
     Problem,
     ProblemStream,
+    TrainingData,
     distinct,
     duplicates,
     load_problems,
@@ -33,6 +34,34 @@ def test_blank_lines_are_skipped_and_line_numbers_stay_true(tmp_path):
     problems = load_problems(write(tmp_path, json.dumps(GOOD), "", "   ", json.dumps(GOOD), ""), CONFIG)
     assert [p.line for p in problems] == [1, 4]
     assert problems[0] == Problem("What is 1+1?", "2", 1, row=GOOD)
+
+
+def test_with_a_users_reward_a_row_needs_only_a_prompt_and_keeps_its_columns(tmp_path):
+    rows = [{"prompt": "a", "secret": 0.1}, {"prompt": "b", "answer": ["x", 2], "n": 12345678901234567890}]
+    problems = load_problems(write(tmp_path, *map(json.dumps, rows)), CONFIG, box_rule=False)
+    assert [p.row for p in problems] == rows
+    assert [p.answer for p in problems] == ["", '["x", 2]']
+    with pytest.raises(DataError, match="'answer' is missing"):
+        load_problems(write(tmp_path, json.dumps(rows[0])), CONFIG)
+
+
+def test_a_prompt_may_be_a_list_of_messages(tmp_path):
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    [problem] = load_problems(write(tmp_path, json.dumps({"prompt": talk})), CONFIG, box_rule=False)
+    assert problem.messages == tuple(talk) and problem.prompt == "system: Be brief.\nuser: Hi"
+    for bad, says in [
+        ([], "end with one of the user"), (talk[::-1], "end with one of the user"), ([{"role": "user"}], "write {"),
+        ([{"role": "tool", "content": "x"}], "with a role of system, user, assistant"),
+    ]:  # fmt: skip
+        with pytest.raises(DataError, match=says):
+            load_problems(write(tmp_path, json.dumps({"prompt": bad})), CONFIG, box_rule=False)
+
+
+def test_the_digest_is_of_whole_rows_only_where_they_are_read(tmp_path):
+    one, other = Problem("p", "1", 1, row={"a": 1}), Problem("p", "1", 1, row={"a": 2})
+    assert TrainingData([one], [[1]]).digest() == TrainingData([other], [[1]]).digest()
+    whole = [TrainingData([p], [[1]], whole_rows=True).digest() for p in (one, other)]
+    assert whole[0] != whole[1]
 
 
 def test_a_number_may_be_the_answer(tmp_path):

@@ -13,6 +13,8 @@ from typing import Any
 
 from rollout.records import RolloutRecord, Scored, StopReason
 
+MAX_REASONS = 40  # distinct ones of a step in its metrics: a user's reward may write anything
+
 
 def by_prompt(scored: Sequence[Scored]) -> dict[int, list[Scored]]:
     """Groups by prompt_index, in order of first appearance."""
@@ -39,7 +41,9 @@ def count_reasons(
     counts = Counter(s.reason for s in scored)
     counts += Counter(reward_error=reward_errors)  # `+` leaves out zeros
     counts += Counter(str(r.stop) for r in records if r.stop is StopReason.TOOL_INFRA)
-    return dict(counts)
+    common = counts.most_common()
+    rest = {"(others)": sum(count for _, count in common[MAX_REASONS:])} if len(common) > MAX_REASONS else {}
+    return dict(common[:MAX_REASONS] if rest else counts) | rest
 
 
 def without_equal_groups(scored: Sequence[Scored]) -> list[Scored]:

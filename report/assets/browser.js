@@ -39,7 +39,7 @@ function offerReasons() {
 }
 
 const reasonOf = (row) => row.reason ?? row.stop;
-const isRight = (row) => row.reward !== null && row.reward > 0;
+const isRight = (row) => row.reward !== null && row.correct;
 const isMixed = (group) => new Set(group.map((row) => row.reward)).size > 1;
 
 function listGroups(prompt = null) {

@@ -14,9 +14,9 @@ function readStep(buffer) {
   const surprise = new Uint16Array(buffer, 4 + size + header.wide * total, total);
   const entropy = new Uint16Array(buffer, 4 + size + (header.wide + 2) * total, total);
   let start = 0;
-  return header.rows.map(([prompt, sample, length, stop, answer, reward, reason, advantage, turns], index) => {
+  return header.rows.map(([prompt, sample, length, stop, answer, reward, reason, advantage, turns, correct], index) => {
     const row = {
-      index, prompt, sample, stop, answer, reward, reason, advantage,
+      index, prompt, sample, stop, answer, reward, reason, advantage, correct,
       turns: turns.map(([from, to, ended, calls]) => ({ from, to, ended,
         calls: calls.map(([name, args, status, text, seconds]) => ({ name, args, status, text, seconds })) })),
       places: places.subarray(start, start + length), surprise: surprise.subarray(start, start + length),

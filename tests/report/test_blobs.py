@@ -44,8 +44,8 @@ def test_a_step_gives_back_its_arrays(table):
     first, second = header["rows"]
     call = ["python", {"code": "1\ud800"}, "error", "</script>", 0.5]
     turns = [[2, 3, 1, [call]], [4, 5, 1, []]]
-    assert first == [0, 0, 5, "answered", "7", 1.0, "correct", 0.5, turns]
-    assert second[5:8] == [None, None, None]
+    assert first == [0, 0, 5, "answered", "7", 1.0, "correct", 0.5, turns, True]
+    assert second[5:8] == [None, None, None] and second[9] is False
 
 
 def test_entropies_stand_at_the_sampled_tokens_of_what_was_trained(tmp_path):

@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace as Made
 
 import pytest
+from transformers import AutoTokenizer
+from transformers.utils import get_json_schema
 
 import config
 import tools
@@ -62,3 +64,59 @@ def test_game_keeps_its_state_and_pays_for_what_the_game_says():
     assert task.score(trajectory("", calls=calls), row) == (0.75, "won")
     assert task.score(trajectory("Found it!"), row) == (0.0, "no_guess")
     assert task.score(trajectory("Found it!", calls=calls[:2]), row) == (0.0, "lost")
+
+
+def test_tiny_calc_pays_for_a_computed_answer_in_a_box():
+    task, row = load("tiny_calc"), {"answer": "2139"}
+    calls = [Made(name="calc", status="ok", text=task.calc("(0+77*27+60)"))]
+    assert calls[0].text == "2139"
+    with pytest.raises(ValueError, match="not a sum"):
+        task.calc("x+1")
+    assert task.score(trajectory("\\boxed{2139}.", calls=calls), row) == (0.95, "boxed", True)
+    assert task.score(trajectory("It is 2139.", calls=calls), row) == (0.2, "no_box", False)
+    assert task.score(trajectory("\\boxed{7}", calls=calls), row) == (0.0, "wrong", False)
+    assert task.score(trajectory("\\boxed{2139}"), row) == (0.0, "not_computed", False)  # a guess
+
+
+def test_the_tokenizer_of_tiny_calc_is_the_tiny_models_with_other_words(tmp_path):
+    task, tiny = load("tiny_calc"), ROOT / "models/tiny_qwen3"
+    task.write_tokenizer(tiny, tmp_path)
+    for file in tmp_path.iterdir():
+        assert file.read_bytes() == (ROOT / "tasks/tiny_calc" / file.name).read_bytes()
+    schema = get_json_schema(task.calc)
+    schema["function"].pop("return", None)
+    ids = []
+    for folder, tool in ((tiny, tools.tool_schema(SETTINGS)), (ROOT / "tasks/tiny_calc", schema)):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        message = [{"role": "user", "content": "What is 77*27+60?"}]
+        text = tokenizer.apply_chat_template(message, tools=[tool], add_generation_prompt=True, tokenize=False)
+        ids.append(tokenizer.encode(text))
+    assert ids[0] == ids[1] and len(ids[0]) == 26
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/tasks").glob("*.json")), ids=lambda path: path.stem)
+def test_each_template_has_a_config_whose_files_exist(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    made = config.load_config(path)
+    for spec in (made.reward.function, *made.tool.functions):
+        assert Path(spec.rpartition(":")[0]).is_file()
+    rows = [json.loads(line) for line in Path(made.data.path).read_text().splitlines()]
+    assert all(row["prompt"] for row in rows)
+    assert sum(1 for _ in (ROOT / f"tasks/{path.stem}.py").open()) < 120
+
+
+def test_the_shipped_corpus_and_rows_are_what_the_templates_write(tmp_path):
+    load("search").write_corpus(tmp_path)
+    load("game").write_rows(tmp_path)
+    for name in ("search/corpus.jsonl", "search/questions.jsonl", "game/rows.jsonl"):
+        assert (tmp_path / Path(name).name).read_bytes() == (ROOT / "tasks" / name).read_bytes()
+
+
+def test_every_question_of_the_corpus_can_be_answered_by_searching():
+    task = load("search")
+    for row in map(json.loads, (ROOT / "tasks/search/questions.jsonl").read_text().splitlines()):
+        name = row["prompt"].partition("?")[0].partition(" born")[0].split()[-2:]
+        found = task.search(" ".join(name))
+        town = found.partition("born in ")[2].partition(" in ")[0]
+        assert row["answer"] in found or row["answer"] in task.search(town)
+        assert task.score(trajectory(task.gold(row)), row) == (1.0, "exact")
