@@ -107,6 +107,6 @@ def test_files_are_found_beside_the_config_and_in_a_run_s_copy(folder):
 
 def test_turns_need_some_tool_be_it_the_users():
     base = {"model": {"path": "m"}, "data": {"path": "d"}, "rollout": {"max_turns": 2}}
-    with pytest.raises(ConfigError, match="rollout.max_turns=2: without a tool"):
+    with pytest.raises(ConfigError, match=r"rollout\.max_turns=2: without a tool"):
         parse_config(base | {"tool": {"enabled": False}})
     assert parse_config(base | {"tool": {"enabled": False, "mcp": ["server"]}}).tool.offered
