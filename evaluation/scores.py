@@ -161,8 +161,8 @@ def metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     for name, interval in top.items():
         flat |= {f"{name}_at_k": interval["value"], f"{name}_low": interval["low"], f"{name}_high": interval["high"]}
     flat |= {"avg_stderr": summary["avg"]["stderr"], "min_difference": summary["avg"]["min_difference"]}
-    names = ("cut", "boxless", "infra", "reward", "reward_errors")  # the last two with reward.function
-    return flat | {name: summary[name] for name in names if name in summary}
+    rest = ("cut", "boxless", "infra", "reward", "reward_errors")  # the last two with reward.function alone
+    return flat | {name: summary[name] for name in rest if name in summary}
 
 
 def compare(one: Evaluation, other: Evaluation, seed: int) -> dict[str, Any]:

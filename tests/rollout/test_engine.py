@@ -16,6 +16,7 @@ from decode.eager import EagerDecoder
 from decode.interface import Done, Draws
 from modeling.attention import NO_MASK, SOFTMAX, TrainingRows
 from rollout.engine import RolloutRequest
+from rollout.episode import Limits
 from rollout.records import StopReason, Work
 from tests.support.engines import (
     END,
@@ -376,3 +377,44 @@ def test_a_policy_without_finite_log_probabilities_ends_the_run_with_one_line(ch
     with pytest.raises(UserError, match=r"diverged; lower train\.learning_rate") as raised:
         engine.generate(request, sampling(n_samples_per_prompt=1))
     assert raised.value.of_one_rank  # the rank that drew it must say so
+
+
+def test_a_trajectory_opens_its_tools_with_its_row_at_the_first_call_and_closes_them_at_its_end(chat, tokenizer):
+    tool = FakeTool()
+    scripts = {0: [call("a") + END, call("b") + END, "x" + END], 1: ["x" + END]}
+    engine = make_engine(None, chat, tool, decoder=ScriptedDecoder(tokenizer, scripts), pages=400)
+    request = RolloutRequest(prompts(chat, 1), 0, Work(), [{"secret": 7}])
+    engine.generate(request, sampling(n_samples_per_prompt=2, max_new_tokens=120, context_length=400))
+    assert (tool.opened, tool.closed) == ([{"secret": 7}], 1)  # the second called nothing
+
+
+def test_tools_are_closed_where_the_rollout_fails(chat, tokenizer):
+    tool = FakeTool(hold=True)
+
+    class Stopping(ScriptedDecoder):
+        def submit(self, chunks, temperature):
+            if tool.asked:
+                raise RuntimeError("stop")
+            return super().submit(chunks, temperature)
+
+    scripts = {0: [call("a") + END, "x" + END], 1: ["many words " * 12 + END]}
+    engine = make_engine(None, chat, tool, decoder=Stopping(tokenizer, scripts), pages=400)
+    with pytest.raises(RuntimeError, match="stop"):
+        request = RolloutRequest(prompts(chat, 1), 0, Work())
+        engine.generate(request, sampling(n_samples_per_prompt=2, max_new_tokens=120, context_length=400))
+    assert tool.closed == len(tool.opened) == 1
+
+
+def test_calls_beyond_the_limits_of_turn_and_trajectory_are_answered_unrun(chat, tokenizer):
+    tool = FakeTool(lambda code: Result("ok", code, wall_s=2.0))
+    scripts = {0: [call("a") + call("b") + call("c") + END, call("d") + END, "x" + END]}
+    engine = make_engine(None, chat, tool, decoder=ScriptedDecoder(tokenizer, scripts), pages=400)
+    engine.tool_limits = Limits(calls=2, seconds=3.0)
+    request = RolloutRequest(prompts(chat, 1), 0, Work())
+    limits = sampling(n_samples_per_prompt=1, max_new_tokens=160, context_length=600)
+    [record] = engine.generate(request, limits)
+    first, second = record.turns[0].calls, record.turns[1].calls
+    assert [code for code, _, _ in tool.asked] == ["a", "b"]
+    assert [c.status for c in (*first, *second)] == ["ok", "ok", "over_limit", "over_limit"]
+    assert first[2].text == "Not run: a turn runs at most 2 calls."
+    assert second[0].text == "Not run: the calls before it took 3 s together, all that they may."

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import struct
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from rollout.records import RolloutRecord, ToolCall
+from run import trajectories
 from run.files import DamageError
 from run.trajectories import (
     TrajectoryError,
@@ -142,3 +144,17 @@ def test_a_partial_file_does_not_count(run):
     assert stored_steps(run) == []
     with pytest.raises(TrajectoryError, match="keeps none"):
         read_table(run, 4)
+
+
+def test_a_run_from_before_the_users_tools_has_a_program_in_place_of_arguments(run):
+    made = with_call(record("PAOA"), arguments={"code": "print(7)"}, text="7")
+    write_step(run, 1, [made], scored([made], [1.0]), ["7"])
+    path = trajectories.step_path(run, 1)
+    rows = pq.read_table(path).to_pylist()
+    for one in trajectories.calls_of(rows):
+        del one["arguments"]
+        one["code"] = b"print(7)"
+    fields = [pa.field("turns", trajectories._OLD_TURNS) if f.name == "turns" else f for f in pq.read_schema(path)]
+    pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(fields)), path)
+    [call] = trajectories.calls_of(read_step(run, 1))
+    assert (call["name"], call["arguments"]) == ("python", {"code": "print(7)"}) and "code" not in call

@@ -46,7 +46,7 @@ def own(tmp_path):
 
     cls = "MCPServer" if hasattr(mcp.server, "MCPServer") else "FastMCP"
     (tmp_path / "server.py").write_text(OWN.format(cls=cls))
-    made = tools.McpTools(f"{sys.executable} {tmp_path}/server.py", config.ToolConfig(timeout_seconds=1.0))
+    made = tools.McpTools(f"{sys.executable} {tmp_path}/server.py", config.ToolConfig(timeout_seconds=2.0))
     yield made
     made.close()
 

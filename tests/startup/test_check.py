@@ -274,7 +274,7 @@ def test_the_command_prints_the_lines_and_its_status(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert program.main(["check", "--config", "configs/tiny_cpu.json"]) == 0
     assert "ok    ratio" in capsys.readouterr().out
-    monkeypatch.setattr("startup.check.TOOL_OUTPUT", "43")
+    monkeypatch.setattr("startup.toolbox.TOOL_OUTPUT", "43")
     assert program.main(["check", "--config", "configs/tiny_cpu.json"]) == 1
     assert "FAIL  tool" in capsys.readouterr().out
 
@@ -291,7 +291,7 @@ def test_a_config_meant_for_a_gpu_is_noted_where_there_is_none(monkeypatch, caps
 
 def test_a_run_that_fails_its_check_stops_before_anything_is_written(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("startup.check.TOOL_OUTPUT", "43")
+    monkeypatch.setattr("startup.toolbox.TOOL_OUTPUT", "43")
     words = ["--config", "configs/tiny_cpu.json", "--run-dir", str(tmp_path / "run"), "--set", "train.steps=1"]
     assert program.main(words) == 2
     said = capsys.readouterr()

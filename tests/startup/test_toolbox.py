@@ -47,8 +47,8 @@ def folder(tmp_path):
     raw = json.loads((ROOT / "configs/tiny_cpu.json").read_text())
     raw["model"] |= {"path": str(ROOT / "models/tiny_qwen3"), "tokenizer_path": str(ROOT / "tasks/tiny_calc")}
     raw["data"]["path"] = str(ROOT / raw["data"]["path"])
-    raw["rollout"] |= {"trajectories_per_step": 32}
-    raw["tool"] |= {"enabled": False, "functions": ["my_task.py:calc"], "timeout_seconds": 0.5}
+    raw["rollout"] |= {"trajectories_per_step": 16}
+    raw["tool"] |= {"enabled": False, "functions": ["my_task.py:calc"], "timeout_seconds": 0.3}
     raw["train"] |= {"steps": 1, "check": False}
     (tmp_path / "task/cfg.json").write_text(json.dumps(raw))
     return tmp_path

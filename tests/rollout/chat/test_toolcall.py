@@ -249,3 +249,29 @@ def test_a_hundred_thousand_fuzzed_turns_parse_without_an_exception():
                 assert len(str(item)) < 300
         assert parse_calls("<think>" + text.replace("/", ""), SCHEMAS).items == ()
     assert calls > 10_000 and errors > 10_000, "the fuzz must reach both"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"query": "x"}, None),
+        ({"query": "x", "top": None}, None),
+        ({"query": "x", "mode": "b", "either": 3}, None),
+        ({}, '"query" is required; write {"name": "search", "arguments": {"query": "..."}}'),
+        ({"query": "x", "top": "3"}, '"top" must be of type integer'),
+        ({"query": "x", "mode": "c"}, '"mode" must be one of ["a", "b"]'),
+        ({"query": "x", "either": []}, '"either" must be of type integer or string'),
+    ],
+)
+def test_arguments_of_a_users_tool_are_checked_by_its_schema_and_the_hint_names_that_tool(arguments, words):
+    fields = {
+        "query": {"type": "string"}, "top": {"type": "integer", "nullable": True},
+        "mode": {"type": "string", "enum": ["a", "b"]}, "either": {"type": ["integer", "string"]},
+    }  # fmt: skip
+    parameters = {"type": "object", "properties": fields, "required": ["query"]}
+    python = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
+    both = [("python", python), ("search", parameters)]
+    schemas = ToolSchemas([{"type": "function", "function": {"name": n, "parameters": p}} for n, p in both])
+    text = f"<tool_call>{json.dumps({'name': 'search', 'arguments': arguments})}</tool_call>"
+    [item] = parse_calls(text, schemas).items
+    assert item.arguments == arguments if words is None else words in str(item)
