@@ -138,7 +138,8 @@ def train_on(run_dir: Path) -> None:
     """Replaces the rollout: each step trains on the trajectories that the same step of `run_dir` sampled."""
 
     def stored(self: trainer.Trainer, step: int, data: TrainingData, indices: Sequence[int], *_: Any) -> Any:
-        records = [record_of(row) for row in read_step(run_dir, step + 1)]
+        with self._clock("rollout"):
+            records = [record_of(row) for row in read_step(run_dir, step + 1)]
         self._parts.grader.expect([data.problems[i] for i in indices])
         return records, self._parts.grader.grades(records)
 
