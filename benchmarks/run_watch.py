@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ import policy
 import trainer
 from benchmarks.memory_watch import HostWatch
 from benchmarks.scripted import ScriptedRun
+from data import TrainingData
+from evaluation import grading
 from reward import Grade, Reason
 from rollout.records import RolloutRecord, StopReason, ToolCall, Turn
 from rollout.stats import RolloutStats
@@ -123,20 +125,22 @@ def save_nothing() -> None:
 
 def alternate_grades() -> None:
     """Grades every other trajectory as right, so that no group is equal."""
-    turn = iter(range(1 << 60))
 
-    def grade(*_: object) -> Grade:
-        right = next(turn) % 2 == 0
-        return Grade(right, Reason.CORRECT if right else Reason.NO_BOX)
+    def grades(_: grading.BoxGrader, records: Sequence[RolloutRecord]) -> list[Grade]:
+        right = [record.sample_index % 2 == 0 for record in records]
+        return [Grade(one, Reason.CORRECT if one else Reason.NO_BOX) for one in right]
 
-    trainer.grade_trajectory = grade
+    grading.BoxGrader.grades = grades  # type: ignore[method-assign]
 
 
 def train_on(run_dir: Path) -> None:
     """Replaces the rollout: each step trains on the trajectories that the same step of `run_dir` sampled."""
 
-    def stored(_: trainer.Trainer, step: int, *__: Any) -> list[RolloutRecord]:
-        return [record_of(row) for row in read_step(run_dir, step + 1)]
+    def stored(self: trainer.Trainer, step: int, data: TrainingData, indices: Sequence[int], *_: Any) -> Any:
+        with self._clock("rollout"):
+            records = [record_of(row) for row in read_step(run_dir, step + 1)]
+        self._parts.grader.expect([data.problems[i] for i in indices])
+        return records, self._parts.grader.grades(records)
 
     trainer.Trainer._rollout = stored  # type: ignore[method-assign]
 
