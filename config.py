@@ -305,6 +305,11 @@ class TrainConfig(Section):
     num_threads: int | None = setting(None, "torch's CPU threads per process.", at_least=1, null="torch's own choice")
     check: bool = setting(True, "Run `main.py check` before the first step.")
 
+    def rules(self) -> None:
+        self.demand(
+            self.warmup_steps < self.steps, "warmup_steps", f"must be less than train.steps={self.steps}; lower it too"
+        )
+
 
 AUTO_TOKENS = 16_384
 
