@@ -18,8 +18,8 @@ from config import parse_config
 from evaluation.scores import write_results
 from policy import init_distributed
 from report.page import write_report
-from run.console import PlainConsole
 from run import files
+from run.console import PlainConsole
 from run.files import (
     InUseError,
     WriteError,
