@@ -48,6 +48,8 @@ class ModelConfig(Section):
         "", "Folder or hub name with config, weights, tokenizer and chat template.",
         required="name a model folder, e.g. models/tiny_qwen3")
     tokenizer_path: str = setting("", "Folder or hub name of the tokenizer; empty: model.path.")
+    chat_template: str = setting(
+        "", "File with a Jinja chat template, e.g. models/templates/hermes.jinja; empty: the tokenizer's own.")
     dtype: Literal["float32", "bfloat16"] = setting("bfloat16", "Dtype of the weights; float32 is meant for a CPU.")
     attn_implementation: Literal["auto", "eager"] = setting(
         "auto", "auto: SDPA on CPU, torch's varlen kernel on CUDA; eager: plain softmax, equal in rollout and update.")

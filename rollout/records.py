@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StopReason(StrEnum):
-    """Why a trajectory ended. Closed: README has one row for each, with its reward and whether it is trained."""
+    """Why a trajectory ended. docs/data_and_grading.md has a row for each, with its reward and whether it trains."""
 
     ANSWERED = "answered"  # a turn ended by itself and called no tool
     TURN_LIMIT = "turn_limit"  # the last allowed turn still called the tool

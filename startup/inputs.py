@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from config import Config, ConfigError, ModelConfig
 from run.files import say
 
+PROJECT = Path(__file__).parents[1]
+
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
@@ -36,7 +38,22 @@ def load_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     name = "tokenizer_path" if config.model.tokenizer_path else "path"
-    return from_hub(f"model.{name}", getattr(config.model, name), AutoTokenizer)
+    tokenizer = from_hub(f"model.{name}", getattr(config.model, name), AutoTokenizer)
+    if config.model.chat_template:
+        tokenizer.chat_template = _template(config.model.chat_template)
+    return tokenizer
+
+
+def _template(name: str) -> str:
+    """The text of a chat template; the project's own are found from any folder. Raises ConfigError."""
+    places = [Path(name), PROJECT / name]
+    try:
+        return next((place for place in places if place.is_file()), places[0]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise ConfigError(
+            "model.chat_template", name, f"cannot be read ({reason}); name a file with a Jinja template"
+        ) from error
 
 
 def load_chat(config: Config, tokenizer: PreTrainedTokenizerBase) -> Chat:

@@ -71,6 +71,10 @@ def _template_chat(model_type: str, tokenizer: PreTrainedTokenizerBase, tools: T
 def _harmony_chat(_: str, tokenizer: PreTrainedTokenizerBase, tools: Tools, model: ModelConfig) -> Chat:
     from rollout.chat.harmony import DEFAULT_DATE, DEFAULT_EFFORT, HarmonyChat
 
+    if model.chat_template:
+        raise ConfigError(
+            "model.chat_template", model.chat_template, "GPT-OSS's format is built in and reads no template; remove it"
+        )
     if not model.enable_thinking:
         raise ConfigError(
             "model.enable_thinking", False, "GPT-OSS always thinks; remove it and set model.reasoning_effort=low"

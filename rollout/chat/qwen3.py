@@ -3,7 +3,8 @@
 A trajectory is prompt + sampled turn + suffix + sampled turn + ...; nothing sampled is ever rendered or tokenized
 again, since the template changes earlier tokens (it strips thinking, re-serialises calls, merges odd token pairs).
 The suffix is the text that the model's own template puts around tool results, learned from it at start-up by probing,
-so every template that keeps its prefix works; others are refused before anything is sampled.
+so every template that keeps its prefix works; others are refused before anything is sampled. Without tools nothing is
+ever appended, and every template that renders a prompt works.
 
 Invariants: all ids of one suffix come from encoding one string; tool text never becomes a control token (control
 strings in it are broken by a zero-width space, which leaves the visible text as it was, and the control ids of each
@@ -75,7 +76,7 @@ class Qwen3Chat:
         self._expected: dict[tuple[_Frame, int], list[int]] = {}
         self._read_control_tokens()
         self._history, self._header = self._probe_prompt()
-        self._tool_frame = self._probe_frame(_RESULTS)
+        self._tool_frame = self._probe_frame(_RESULTS) if self._tools else None
         self._end_of_turn = self._probe_end_of_turn()
         self.end_of_turn_id: int = self._controls[self._end_of_turn]
         # By name, not from the model's config: base checkpoints name other end tokens there than in the tokenizer.
@@ -84,8 +85,9 @@ class Qwen3Chat:
         # A header may open thinking itself; then a sampled turn's text begins inside it.
         opened = self._header.rfind(THINK_OPEN)
         self._opened_thinking = self._header[opened:] if opened > self._header.rfind(THINK_CLOSE) else ""
-        self._probe_tokens()
-        self._probe_call_markup()
+        if self._tools:
+            self._probe_tokens()
+            self._probe_call_markup()
 
     def prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The prompt through the first assistant header  # [P]. One rendering, no special tokens added to it."""
@@ -127,6 +129,8 @@ class Qwen3Chat:
         <|endoftext|>: that turn is complete (its calls run, its answer counts), but the template still needs the
         end-of-turn token, so the suffix brings it. Raises ValueError without results.
         """
+        if self._tool_frame is None:
+            raise ValueError(f"results={results!r}: this chat has no tools, so no suffix was learned")
         if not results:
             raise ValueError("results=[]: a suffix answers at least one call; end the trajectory instead")
         return self._append(self._tool_frame, results, ended)
@@ -183,7 +187,7 @@ class Qwen3Chat:
             roles = ", ".join(message["role"] for message in messages)
             raise ChatTemplateError(
                 f"chat template: cannot render messages of {roles} ({error}); "
-                "give each a string as content, or use a template with tool messages"
+                "give each a string as content, or use one with tool messages, e.g. models/templates/hermes.jinja"
             ) from error
 
     def _probe_prompt(self) -> tuple[str, str]:
@@ -193,6 +197,8 @@ class Qwen3Chat:
             opened.startswith(history) and len(opened) > len(history),
             "add_generation_prompt must append an assistant header and change nothing before it",
         )
+        hidden = [name for name in self._schemas.names if name not in history]
+        _require(not hidden, f"the prompt does not show the tool {', '.join(hidden)}")
         return history, opened[len(history) :]
 
     def _probe_frame(self, contents: Sequence[str]) -> _Frame:
@@ -226,7 +232,7 @@ class Qwen3Chat:
         )
 
     def _probe_end_of_turn(self) -> str:
-        before = self._tool_frame.before
+        before = self._tool_frame.before if self._tool_frame else self._after_a_turn()
         end = next((text for text in sorted(self._controls, key=len, reverse=True) if before.startswith(text)), None)
         if end is None:
             raise ChatTemplateError(
@@ -235,6 +241,15 @@ class Qwen3Chat:
         if self._encode(end) != [self._controls[end]]:
             raise ChatTemplateError(f"the tokenizer splits {end!r}; use it with split_special_tokens=False")
         return end
+
+    def _after_a_turn(self) -> str:
+        """What follows an assistant turn; the tokenizer's end token where the template shows none."""
+        end = self._tokenizer.eos_token or ""
+        try:
+            after = self._render([*_ASK, _TURN], open_turn=False).partition(_TURN["content"])[2].lstrip()
+        except ChatTemplateError:
+            return end
+        return after if any(map(after.startswith, self._controls)) else end
 
     def _probe_tokens(self) -> None:
         """The derived suffix must be the tail of the template's own tokens, whole and after a sampled end."""
@@ -247,8 +262,6 @@ class Qwen3Chat:
 
     def _probe_call_markup(self) -> None:
         """A template that writes calls in another dialect teaches calls that `parse` would never see."""
-        if not self._schemas.names:
-            return
         name = self._schemas.names[0]
         required = self._tools[0]["function"].get("parameters", {}).get("required", ())
         arguments = dict.fromkeys(required, "probe")
@@ -264,7 +277,10 @@ class Qwen3Chat:
 
 def _require(ok: bool, problem: str) -> None:
     if not ok:
-        raise ChatTemplateError(f"chat template: {problem}; use the template of Qwen3, or one that only appends")
+        raise ChatTemplateError(
+            f"chat template: {problem}; use model.chat_template=models/templates/hermes.jinja, another one that only "
+            "appends, or tool.enabled=false with rollout.max_turns=1"
+        )
 
 
 def _without_thinking(header: str) -> str:
