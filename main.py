@@ -16,12 +16,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from config import Config, UserError, load_config, parse_config
+sys.path.insert(0, str(Path(__file__).parent))  # absent with PYTHONSAFEPATH
+
+from config import Config, UserError, load_config, parse_config, require_cuda_where_needed
 from configs.schema import listing
 from run.files import OUT, complain, open_standard_streams, say, sole_writer
 from run.signals import Interruption, Stopped
 from startup import arguments, building, inputs, run_folder
 from startup.building import Parts, built
+from startup.launch import check_launch
 
 USER_ERROR_STATUS = 2
 
@@ -30,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
+        check_launch(os.environ)
         if words and words[0] in SUBCOMMANDS:
             return SUBCOMMANDS[words[0]](words[1:])
         if words and not words[0].startswith("-"):
@@ -62,6 +66,7 @@ def _train(words: Sequence[str]) -> int:
         interruption = held.enter_context(Interruption(config.train.max_minutes, starting=True))
         if _leads() and args.resume and run_dir.is_dir():  # or a run that still writes would share its GPU
             held.enter_context(sole_writer(run_dir))
+        _refuse_what_needs_a_gpu(args.config, args.set)
         checkpoint = run_folder.check_run_dir(config, run_dir, args.resume)
         from run.console import open_console
         from run.trackers import check_trackers
@@ -82,6 +87,13 @@ def _train(words: Sequence[str]) -> int:
 
         Trainer(parts, run_dir, writer).train(checkpoint, interruption)
     return 0
+
+
+def _refuse_what_needs_a_gpu(path: str, overrides: Sequence[str]) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        require_cuda_where_needed(path, overrides)
 
 
 def _require_health(parts: Parts) -> None:

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 FORWARDED_S = 5.0
-START_S = 2.0  # within which the main thread hears of a request to end before the first step
+START_S = 0.5  # within which the main thread hears of a request to end before the first step
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from config import Config, ConfigError
 from startup import inputs
+from startup.launch import require_rank
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +66,7 @@ def built(config: Config, progress: Progress | None = None) -> Iterator[Parts]:
     """Builds a run's parts, each refused as early as it can be, and closes the tool when the block ends."""
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     inputs.check_batch(config, world_size)
+    require_rank(os.environ)
     tokenizer = inputs.load_tokenizer(config)
     chat = inputs.load_chat(config, tokenizer)
     teacher_shape = inputs.check_teacher(config, tokenizer)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from config import Config, ConfigError, ModelConfig
+from configs.paths import places
 from run.files import say
 
-PROJECT = Path(__file__).parents[1]
+OWN_FOLDERS = ("configs", "data", "models", "runs")
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -45,10 +46,9 @@ def load_tokenizer(config: Config) -> PreTrainedTokenizerBase:
 
 
 def _template(name: str) -> str:
-    """The text of a chat template; the project's own are found from any folder. Raises ConfigError."""
-    places = [Path(name), PROJECT / name]
+    """The text of a chat template. Raises ConfigError."""
     try:
-        return next((place for place in places if place.is_file()), places[0]).read_text(encoding="utf-8")
+        return next((place for place in places(name) if place.is_file()), Path(name)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise ConfigError(
@@ -207,12 +207,18 @@ def _shape(name: str, model: ModelConfig, context_length: int) -> PretrainedConf
     return shape
 
 
+def _may_be_on_the_hub(path: str) -> bool:
+    """Whether to ask the hub for what is no folder; it may take a minute to say no. Our own folders' names are not."""
+    return path.count("/") == 1 and path[0] not in "/.~" and path.partition("/")[0] not in OWN_FOLDERS
+
+
 def from_hub(name: str, path: str, loader: Any) -> Any:
     from transformers import AutoTokenizer
 
-    hub_name, folder = path.count("/") == 1 and path[0] not in "/.~", Path(path).is_dir()
-    if not folder and not hub_name:
-        raise ConfigError(name, path, "is neither a folder nor a hub name of the form organisation/model")
+    folder, tried = Path(path).is_dir(), ", ".join(map(str, places(path)))
+    if not folder and not _may_be_on_the_hub(path):
+        fix = f"is neither a folder nor a hub name of the form organisation/model; tried {tried}"
+        raise ConfigError(name, path, fix)
     if loader is not AutoTokenizer and (Path(path) / "adapter_config.json").exists():
         raise ConfigError(
             name, path, "holds LoRA adapters and no model; score them with main.py evaluate --checkpoint, or merge "
@@ -221,5 +227,5 @@ def from_hub(name: str, path: str, loader: Any) -> Any:
     try:
         return loader.from_pretrained(path)
     except (OSError, ValueError) as error:
-        where = "cannot be loaded" if folder else "is no folder here, and as a hub name cannot be loaded"
+        where = "cannot be loaded" if folder else f"is no folder (tried {tried}), and as a hub name cannot be loaded"
         raise ConfigError(name, path, f"{where}: {str(error).splitlines()[0]}") from error

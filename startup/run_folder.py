@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from config import Config, ConfigError, UserError, with_defaults
+from configs.paths import located
 from configs.schema import differences, read_json
 from run.files import try_place
 from startup.inputs import from_hub, tell
@@ -76,7 +77,7 @@ def _check_changes(config: Config, run_dir: Path, latest: Path) -> None:
     """Says what differs from the run's settings, and refuses what its checkpoints or its data cursor fix."""
     from update.teacher import TEACHER_MEAN
 
-    changed = differences(with_defaults(read_json(run_dir / "config.json")), json.loads(config.to_json()))
+    changed = differences(located(with_defaults(read_json(run_dir / "config.json"))), json.loads(config.to_json()))
     adapters_alone = (latest / "adapter_config.json").exists()  # no run can start from them
     fix = "set it back, or start a new run " + ("from the base" if adapters_alone else f"with model.path={latest}")
     for name, (before, now) in changed.items():

@@ -128,7 +128,7 @@ def test_no_module_shadows_the_standard_library():
     assert not {name for name in SOURCES if "." not in name} & sys.stdlib_module_names
 
 
-LONGEST = {"config.py": 500}  # lines of a file; config.py declares every setting once
+LONGEST = {"config.py": 560}  # lines of a file; config.py declares every setting once
 
 
 @pytest.mark.parametrize("name", sorted(p.relative_to(ROOT).as_posix() for p in SOURCES.values()))

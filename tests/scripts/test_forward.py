@@ -93,8 +93,10 @@ def test_a_refusal_of_rank_0_ends_the_others_within_seconds(tmp_path):
         said = process.stderr.readline()
     assert said
     started = time.monotonic()
-    process.communicate(timeout=60)
+    while ranks_of(process.pid):
+        time.sleep(0.05)
     assert time.monotonic() - started < 5
+    process.communicate(timeout=60)
     assert process.returncode == 1 and not (tmp_path / "run").exists()
 
 
