@@ -69,7 +69,8 @@ class ModelConfig(Section):
     reasoning_effort: Literal["low", "medium", "high"] | None = setting(
         None, "Effort named in GPT-OSS's system prompt.", null="medium")
     current_date: str | None = setting(
-        None, "Date in GPT-OSS's system prompt, YYYY-MM-DD; never read from the clock.", null="its release date")
+        None, "Date in the prompt, YYYY-MM-DD, of GPT-OSS and of templates that ask for one.",
+        null="GPT-OSS: its release date; others: the run's first day")
 
     def rules(self) -> None:
         day = self.current_date

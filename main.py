@@ -67,6 +67,7 @@ def _train(words: Sequence[str]) -> int:
         if _leads() and args.resume and run_dir.is_dir():  # or a run that still writes would share its GPU
             held.enter_context(sole_writer(run_dir))
         _refuse_what_needs_a_gpu(args.config, args.set)
+        config = run_folder.with_first_date(config, run_dir) if args.resume else config
         checkpoint = run_folder.check_run_dir(config, run_dir, args.resume)
         from run.console import open_console
         from run.trackers import check_trackers
@@ -131,6 +132,7 @@ def _evaluate(words: Sequence[str]) -> int:
     args = arguments.evaluate_parser().parse_args(words)
     chosen = choose_checkpoint(args.config, args.set, args.checkpoint, args.run_dir, args.out)
     config, adapters = chosen.config, chosen.adapters
+    config = run_folder.with_first_date(config, Path(args.run_dir)) if args.run_dir else config
     tokenizer, shape = inputs.load_tokenizer(config), inputs.check_model(config, adapters)
     configs = {name: treated(config, name) for name in args.tools}
     chats = {name: inputs.load_chat(settings, tokenizer) for name, settings in configs.items()}

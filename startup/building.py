@@ -68,6 +68,7 @@ def built(config: Config, progress: Progress | None = None) -> Iterator[Parts]:
     inputs.check_batch(config, world_size)
     require_rank(os.environ)
     tokenizer = inputs.load_tokenizer(config)
+    config = inputs.dated(config, tokenizer)
     chat = inputs.load_chat(config, tokenizer)
     teacher_shape = inputs.check_teacher(config, tokenizer)
     data = inputs.load_data(config, chat, config.data.path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,25 @@ def load_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def dated(config: Config, tokenizer: PreTrainedTokenizerBase) -> Config:
+    """The config with today's date where the chat template asks for one and none is set: the run's from here on."""
+    from rollout.chat.formats import asks_for_a_date
+
+    model = config.model
+    if model.current_date or not asks_for_a_date(tokenizer) or _family(config) == "gpt_oss":
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(model, current_date=date.today().isoformat()))
+
+
+def _family(config: Config) -> str:
+    """The model type. Raises ConfigError."""
+    from transformers import AutoConfig
+
+    from modeling.loading import shape_source
+
+    return str(from_hub("model.path", shape_source(config.model), AutoConfig).model_type)
+
+
 def _template(name: str) -> str:
     """The text of a chat template. Raises ConfigError."""
     try:
@@ -58,15 +78,11 @@ def _template(name: str) -> str:
 
 def load_chat(config: Config, tokenizer: PreTrainedTokenizerBase) -> Chat:
     """The chat format of the model's family, probed. Raises ConfigError or ChatTemplateError."""
-    from transformers import AutoConfig
-
-    from modeling.loading import shape_source
     from rollout.chat.formats import make_chat
     from tools import tool_schema
 
-    family = from_hub("model.path", shape_source(config.model), AutoConfig).model_type
     tools = [tool_schema(config.tool)] if config.tool.enabled else []
-    return make_chat(family, tokenizer, tools, config.model)
+    return make_chat(_family(config), tokenizer, tools, config.model)
 
 
 def load_data(config: Config, chat: Chat, path: str, once: bool = False) -> TrainingData:

@@ -6,6 +6,7 @@ refused, with one line, before anything is written.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -51,6 +52,15 @@ def check_run_dir(config: Config, run_dir: Path, resume: bool) -> Path | None:
         fix = "start without --resume" + " in another folder" * begun
         raise CheckpointError(f"{run_dir}: no complete checkpoint to resume from; {fix}")
     return latest
+
+
+def with_first_date(config: Config, run_dir: Path) -> Config:
+    """The config with the date that the run's prompts began with, where its chat template asks for one."""
+    path = run_dir / "config.json"
+    first = read_json(path).get("model", {}).get("current_date") if path.is_file() else None
+    if config.model.current_date or not first:
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, current_date=first))
 
 
 def existing_run(name: str) -> Path:
