@@ -27,7 +27,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else
 import deepspeed
 import torch.distributed as dist
 from deepspeed.runtime import hybrid_engine
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from config import Config
@@ -40,7 +40,6 @@ from modeling.packed_model import PackedBatch, TokenLogprobModule
 from modeling.probe import check_attention
 from run import tensorfiles
 from run.engine_files import EngineFiles, random_state, restore_random_state
-from update.reference import Reference
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
 
@@ -265,6 +264,29 @@ def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:
         settings["bf16"] = {"enabled": True, "immediate_grad_update": True}
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings
+
+
+class Reference:
+    """The frozen policy from before training, against which `loss.kl_coef` measures; with its own copy of the weights.
+
+    With `loss.kl_reference` "cpu" they wait in host memory and move to the device for one forward a step: slower by
+    two copies, but no device memory during rollout and update. The forward is the policy's own (same attention, same
+    head walk), so an untrained policy has a KL of exactly 0.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device, stays: bool):
+        """module: a packed batch in, `TokenLogprobs` out; stays: keeps its weights on the device between calls"""
+        self._module = module.requires_grad_(False).eval()
+        self._device, self._home = device, device if stays else torch.device("cpu")
+        self._module.to(self._home)
+
+    @torch.no_grad()
+    def logprobs(self, batches: Iterable[PackedBatch]) -> list[Tensor]:
+        """[M] for each batch of the device, in order."""
+        self._module.to(self._device)
+        values = [self._module(batch).logprobs for batch in batches]
+        self._module.to(self._home)
+        return values
 
 
 def build_reference(config: Config, device: torch.device) -> Reference | None:

@@ -136,7 +136,7 @@ def _describe(place: int, row: Row, new: RolloutRecord, decode: Callable[[Sequen
 
 def _forced_lines(
     row: Row, places: Sequence[int], draws: ForcedDraws, decode: Callable[[Sequence[int]], str]
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     recorded = [row["token_ids"][place] for place in places]
     gap = max(abs(row["logprobs"][place] - new) for place, new in zip(places, draws.logprobs, strict=True))
     other = [i for i, (a, b) in enumerate(zip(recorded, draws.tokens, strict=True)) if a != b]
@@ -165,40 +165,29 @@ class Resampler:
         [record] = self._engine.generate(RolloutRequest(prompts, row["policy_step"], Work(take)), self._sampling)
         return record
 
+    @torch.no_grad()
     def force(self, row: dict[str, Any], places: Sequence[int]) -> ForcedDraws:
-        """places: as in `forced_draws`."""
+        """places: indices of the tokens to draw, each above 0."""
         key = row_key(self._sampling.seed, row["policy_step"], row["prompt_index"], row["sample_index"])
-        ids, temperature = row["token_ids"], self._sampling.temperature
-        return forced_draws(self._model, self._softmax, ids, places, key, temperature)
-
-
-@torch.no_grad()
-def forced_draws(
-    model: PreTrainedModel, softmax: Softmax, token_ids: Sequence[int], places: Sequence[int], key: tuple[int, int],
-    temperature: float,
-) -> ForcedDraws:  # fmt: skip
-    """token_ids: the trajectory [T]; places: indices of the tokens to draw, each above 0; key: `noise.row_key`."""
-    device = model.device
-    ids = torch.tensor(token_ids, device=device)
-    positions = torch.tensor(places, device=device)
-    rows = TrainingRows([len(token_ids)], softmax, device)
-    hidden = model.base_model(
-        input_ids=ids[None], position_ids=torch.arange(len(token_ids), device=device)[None], attention_mask=NO_MASK,
-        use_cache=False, rows=rows,
-    ).last_hidden_state[0, positions - 1]  # [M, H]  # fmt: skip
-    head = model.get_output_embeddings().weight
-    step = max(1, CHUNK_LOGITS // head.shape[0])
-    parts = [
-        _draw(head_logits(h, head, temperature), ids[p], p, key, temperature)
-        for h, p in zip(hidden.split(step), positions.split(step), strict=True)
-    ]
-    tokens, margins, logprobs = (torch.cat(column).tolist() for column in zip(*parts, strict=True))
-    return ForcedDraws(tokens, margins, logprobs)
+        device, temperature = self._model.device, self._sampling.temperature
+        ids, positions = (torch.tensor(x, device=device) for x in (row["token_ids"], places))
+        hidden = self._model.base_model(
+            input_ids=ids[None], position_ids=torch.arange(len(ids), device=device)[None], attention_mask=NO_MASK,
+            use_cache=False, rows=TrainingRows([len(ids)], self._softmax, device),
+        ).last_hidden_state[0, positions - 1]  # [M, H]  # fmt: skip
+        head = self._model.get_output_embeddings().weight
+        step = max(1, CHUNK_LOGITS // head.shape[0])
+        parts = [
+            _draw(head_logits(h, head, temperature), ids[p], p, key, temperature)
+            for h, p in zip(hidden.split(step), positions.split(step), strict=True)
+        ]
+        tokens, margins, logprobs = (torch.cat(column).tolist() for column in zip(*parts, strict=True))
+        return ForcedDraws(tokens, margins, logprobs)
 
 
 def _draw(
     logits: Tensor, recorded: Tensor, positions: Tensor, key: tuple[int, int], temperature: float
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """logits [M, V], recorded [M], positions [M] -> chosen [M], margins [M], log-probs of recorded [M]."""
     words = torch.tensor([key], dtype=torch.int64).to(torch.int32).expand(len(positions), 2).to(logits.device)
     scores = logits if temperature == 0 else logits + gumbel(words, positions, logits.shape[1])

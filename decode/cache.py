@@ -172,9 +172,7 @@ class _Group:
         return rows.transpose(1, 2).flatten(2, 3)
 
 
-def num_pages(
-    rollout: RolloutConfig, config: PretrainedConfig, dtype: torch.dtype, device: torch.device
-) -> int:  # fmt: skip
+def num_pages(rollout: RolloutConfig, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> int:
     """Pages to allocate, the scratch page included. Raises ConfigError where not one full context fits.
 
     rollout.kv_tokens rules where set. Otherwise every lane gets a full context on CPU, and on CUDA

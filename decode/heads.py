@@ -35,8 +35,7 @@ def _head_biases(q_ptr, k_ptr, v_ptr, head, column, GROUP: tl.constexpr, BH: tl.
 
 
 @triton.jit
-def _head_norms(q_ptr, k_ptr, column, GROUP: tl.constexpr, BH: tl.constexpr, NORM: tl.constexpr,
-                TOKENS: tl.constexpr):  # fmt: skip
+def _head_norms(q_ptr, k_ptr, column, GROUP: tl.constexpr, BH: tl.constexpr, NORM: tl.constexpr, TOKENS: tl.constexpr):
     """The per-head norm weights of the heads, fp32  # [BH, D] or [1, D], or a scalar 1"""
     if NORM and TOKENS > 0:
         norm = tl.load(q_ptr + column).to(tl.float32)

@@ -17,7 +17,7 @@ from decode.cache import PagedCache
 from decode.eager import EagerDecoder
 from decode.interface import Chunk
 from decode.sampling_kernel import sample
-from modeling.attention import PLAIN, Extras, PackedSinkAttention, window_sizes
+from modeling.attention import PLAIN, Extras, packed_flash
 from modeling.routing import Recorded, Recorder
 
 
@@ -34,7 +34,7 @@ class FlashRows:
         row_of = torch.arange(len(chunks)).repeat_interleave(lengths)
         positions = torch.arange(len(row_of)) - (lengths.cumsum(0) - lengths - starts)[row_of]  # [N]
         slots = _slots(chunks, ends, size)  # where each token of each row's past and present lies in the cache
-        new = _places(ends)[row_of] + positions
+        new = (ends.cumsum(0) - ends)[row_of] + positions  # each row's first place among the packed keys, and on
         self.positions = positions.to(device)
         self._all = slots.to(device)
         self._new = slots[new].to(device)
@@ -45,7 +45,6 @@ class FlashRows:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, extras: Extras = PLAIN
     ) -> Tensor:
-        """query [H, N, D], key and value [G, N, D] -> [N, H, D]"""
         kv, size = self._cache.kv[layer], self._cache.page_size
         k, v = key.transpose(0, 1), value.transpose(0, 1)
         page, offset = self._new // size, self._new % size
@@ -54,20 +53,8 @@ class FlashRows:
         if not self._fresh:
             page, offset = self._all // size, self._all % size
             k, v = kv[0][page, :, offset], kv[1][page, :, offset]  # [all keys, G, D]
-        q, longest = query.transpose(0, 1), (self._longest, self._deepest)
-        if extras.sinks is not None:
-            return PackedSinkAttention.apply(
-                q, k, v, self._queries, self._keys, longest, scaling, extras.window, extras.sinks.float()
-            )
-        return torch.ops.aten._flash_attention_forward(
-            q, k, v, self._queries, self._keys, *longest, 0.0, True, False, scale=scaling,
-            **window_sizes(extras.window),
-        )[0]  # fmt: skip
-
-
-def _places(ends: Tensor) -> Tensor:
-    """Where each sequence starts among the packed keys  # [B]"""
-    return ends.cumsum(0) - ends
+        ends, longest = (self._queries, self._keys), (self._longest, self._deepest)
+        return packed_flash(query.transpose(0, 1), k, v, ends, longest, scaling, extras)
 
 
 def _slots(chunks: Sequence[Chunk], ends: Tensor, size: int) -> Tensor:

@@ -132,25 +132,12 @@ def summarize(evaluation: Evaluation, seed: int) -> dict[str, Any]:
 
 def metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     """The flat figures of a training run's metrics line."""
-    top = summary["pass"][str(summary["k"])]
-    return {
-        "problems": summary["problems"],
-        "k": summary["k"],
-        "avg_at_k": summary["avg"]["value"],
-        "avg_low": summary["avg"]["low"],
-        "avg_high": summary["avg"]["high"],
-        "avg_stderr": summary["avg"]["stderr"],
-        "min_difference": summary["avg"]["min_difference"],
-        "pass_at_k": top["value"],
-        "pass_low": top["low"],
-        "pass_high": top["high"],
-        "maj_at_k": summary["maj"]["value"],
-        "maj_low": summary["maj"]["low"],
-        "maj_high": summary["maj"]["high"],
-        "cut": summary["cut"],
-        "boxless": summary["boxless"],
-        "infra": summary["infra"],
-    }
+    flat = {name: summary[name] for name in ("problems", "k")}
+    top = {"avg": summary["avg"], "pass": summary["pass"][str(summary["k"])], "maj": summary["maj"]}
+    for name, interval in top.items():
+        flat |= {f"{name}_at_k": interval["value"], f"{name}_low": interval["low"], f"{name}_high": interval["high"]}
+    flat |= {"avg_stderr": summary["avg"]["stderr"], "min_difference": summary["avg"]["min_difference"]}
+    return flat | {name: summary[name] for name in ("cut", "boxless", "infra")}
 
 
 def compare(one: Evaluation, other: Evaluation, seed: int) -> dict[str, Any]:
@@ -205,7 +192,6 @@ def write_results(path: Path, found: Mapping[str, Any], fix: str = RESUME) -> No
 
 
 def table_lines(found: Mapping[str, Any]) -> list[str]:
-    """The printed table."""
     settings, scores = found["settings"], found["scores"]
     first = next(iter(scores.values()))
     n = first["k"]

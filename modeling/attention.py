@@ -156,15 +156,7 @@ class FlashTrainingRows:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, extras: Extras = PLAIN
     ) -> Tensor:
         q, k, v = (x.transpose(0, 1) for x in (query, key, value))  # [N, heads, D]
-        longest = self._longest
-        if extras.sinks is not None:
-            return PackedSinkAttention.apply(
-                q, k, v, self._ends, self._ends, (longest, longest), scaling, extras.window, extras.sinks.float()
-            )
-        return torch.ops.aten._flash_attention_forward(
-            q, k, v, self._ends, self._ends, longest, longest, 0.0, True, False, scale=scaling,
-            **window_sizes(extras.window),
-        )[0]  # fmt: skip
+        return packed_flash(q, k, v, (self._ends, self._ends), (self._longest, self._longest), scaling, extras)
 
 
 class TrainingRows:
@@ -290,6 +282,17 @@ class PackedSinkAttention(torch.autograd.Function):
             grad_out, q, k, v, out, total, q_ends, k_ends, *ctx.longest, 0.0, True, state, unused, **ctx.options
         )
         return by_q, by_k, by_v, None, None, None, None, None, by_sinks(grad_out, out, total.T, sinks).sum(0)
+
+
+def packed_flash(
+    q: Tensor, k: Tensor, v: Tensor, ends: tuple[Tensor, Tensor], longest: tuple[int, int], scaling: float,
+    extras: Extras,
+) -> Tensor:  # fmt: skip
+    """Causal attention of rows that lie end to end on CUDA; see `PackedSinkAttention` for the shapes."""
+    if extras.sinks is not None:
+        return PackedSinkAttention.apply(q, k, v, *ends, longest, scaling, extras.window, extras.sinks.float())
+    options = {"scale": scaling, **window_sizes(extras.window)}
+    return torch.ops.aten._flash_attention_forward(q, k, v, *ends, *longest, 0.0, True, False, **options)[0]
 
 
 def window_sizes(window: int | None) -> dict[str, int]:

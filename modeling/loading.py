@@ -28,7 +28,7 @@ SHIPPED = Path(__file__).parent.parent / "models" / "shapes"
 
 def build_model(
     config: ModelConfig, seed: int, device: torch.device, adapters: Path | None = None, *, name: str = "model.path"
-) -> PreTrainedModel:  # fmt: skip
+) -> PreTrainedModel:
     """The model on its device; random weights are seeded by `seed` and disturb no random state.
 
     adapters: folder of LoRA adapters to sample through. name: of the setting that `config.path` is.

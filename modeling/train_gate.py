@@ -34,7 +34,7 @@ def gate_forward_kernel(gate_ptr, up_ptr, out_ptr, count, BLOCK: tl.constexpr):
 @triton.jit
 def gate_backward_kernel(
     gate_ptr, up_ptr, by_out_ptr, by_gate_ptr, by_up_ptr, out_ptr, count, AGAIN: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+):
     """AGAIN: leaves the forward's value in out as well."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < count

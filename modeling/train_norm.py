@@ -23,7 +23,7 @@ PROGRAMS = 1056  # of a backward pass, each over many rows: eight for each of an
 @triton.jit
 def norm_forward_kernel(
     x_ptr, add_ptr, weight_ptr, sum_ptr, normed_ptr, rstd_ptr, N, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+):
     """One row a program."""
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)

@@ -60,10 +60,8 @@ def _spread(steps: Sequence[int], count: int) -> list[int]:
 def report_html(run: Run, steps: Sequence[int], tokenizer: Any) -> str:
     groups = [
         charts.drawable(group, run.columns)
-        for group in (
-            charts.LEARNING, charts.BEHAVIOUR, charts.reasons(run.columns), charts.TIME, charts.MISMATCH
-        )
-    ]  # fmt: skip
+        for group in (charts.LEARNING, charts.BEHAVIOUR, charts.reasons(run.columns), charts.TIME, charts.MISMATCH)
+    ]
     blobs = {"charts": pack_json({
         "groups": charts.as_json(groups), "columns": charts.used_columns(groups, run.columns),
     })}  # fmt: skip

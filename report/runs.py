@@ -11,6 +11,7 @@ from typing import Any
 from config import Config, UserError, load_config
 from run.files import json_lines
 from run.stretches import Stretch, stretches
+from run.trackers import numbers
 
 Column = list[float | None]
 PHASES = ("rollout", "reward", "save", "teacher", "update", "write", "eval", "other")
@@ -53,21 +54,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def _columns(rows: list[dict[str, Any]], settings: list[Stretch]) -> dict[str, Column]:
     of_step = [next(one.config for one in settings if row["step"] in one.steps) for row in rows]
-    flat = [_flat(row) | _derived(row, config["rollout"]) for row, config in zip(rows, of_step, strict=True)]
+    flat = [numbers(row) | _derived(row, config["rollout"]) for row, config in zip(rows, of_step, strict=True)]
     counted = ("stops/", "reasons/", "tool_statuses/")
     names = sorted({name for row in flat for name in row})
     # A reason that does not occur in a step occurred 0 times; any other missing value is unknown.
     return {name: [row.get(name, 0.0 if name.startswith(counted) else None) for row in flat] for name in names}
-
-
-def _flat(row: dict[str, Any]) -> dict[str, float]:
-    flat: dict[str, float] = {}
-    for name, value in row.items():
-        if isinstance(value, dict):
-            flat |= {f"{name}/{key}": float(count) for key, count in value.items()}
-        elif isinstance(value, (bool, int, float)):
-            flat[name] = float(value)
-    return flat
 
 
 def _derived(row: dict[str, Any], rollout: dict[str, Any]) -> dict[str, float]:

@@ -9,7 +9,7 @@ import importlib.util
 import sys
 import time
 from collections import deque
-from typing import Any, Protocol
+from typing import Any
 
 from run.files import Lasting, say
 
@@ -28,17 +28,7 @@ COLUMNS = (
 LIVE_ROWS = 12
 
 
-class Console(Protocol):
-    def step(self, row: dict[str, Any]) -> None:
-        """A step is done; row: its metrics."""
-
-    def progress(self, done: int, total: int, tokens: int, tools: int) -> None:
-        """Inside a rollout: trajectories done and in all, tokens sampled so far, turns whose tool runs."""
-
-    def close(self) -> None: ...
-
-
-def open_console(steps: int) -> Console:
+def open_console(steps: int) -> PlainConsole:
     """steps: train.steps. The live table where standard output is a terminal and `rich` is installed."""
     if sys.stdout.isatty() and importlib.util.find_spec("rich"):
         return LiveConsole(steps)
@@ -46,19 +36,22 @@ def open_console(steps: int) -> Console:
 
 
 class PlainConsole:
+    """A line a step. Progress is shown on a terminal alone: in a log file it would be noise."""
+
     def __init__(self, steps: int):
         self._steps = steps
 
     def step(self, row: dict[str, Any]) -> None:
+        """A step is done; row: its metrics."""
         say(console_line(row, self._steps))
 
     def progress(self, done: int, total: int, tokens: int, tools: int) -> None:
-        """Shown on a terminal alone: in a log file it would be noise."""
+        """Inside a rollout: trajectories done and in all, tokens sampled so far, turns whose tool runs."""
 
     def close(self) -> None: ...
 
 
-class LiveConsole:
+class LiveConsole(PlainConsole):
     """The newest steps as a table, and under it a line that moves inside the rollout."""
 
     def __init__(self, steps: int, console: Any = None):
@@ -66,7 +59,7 @@ class LiveConsole:
         from rich.console import Console
         from rich.live import Live
 
-        self._steps = steps
+        super().__init__(steps)
         self._rows: deque[dict[str, Any]] = deque(maxlen=LIVE_ROWS)
         self._counts = (0, 0, 0, 0)
         self._started = time.perf_counter()

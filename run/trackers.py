@@ -17,15 +17,13 @@ from typing import Any, Protocol
 from config import ConfigError, LogConfig
 from run.files import write_whole, writing
 
-Numbers = dict[str, float]
-
 
 class Tracker(Protocol):
     def log(self, row: dict[str, Any]) -> None:
         """row: a metrics row; its "step" counts from 1."""
 
     def rewind(self, step: int) -> None:
-        """What was logged after `step` will be logged again."""
+        """What was logged after `step` will be logged again: a service without a way back shows it twice, equal."""
 
     def close(self) -> None: ...
 
@@ -52,9 +50,9 @@ def open_trackers(log: LogConfig, run_dir: Path, settings: dict[str, Any]) -> li
     return opened
 
 
-def numbers(row: dict[str, Any]) -> Numbers:
+def numbers(row: dict[str, Any]) -> dict[str, float]:
     """The row's numbers; counts by name become `stops/answered` and so on."""
-    flat: Numbers = {}
+    flat: dict[str, float] = {}
     for name, value in row.items():
         if isinstance(value, dict):
             flat |= {f"{name}/{key}": float(count) for key, count in value.items()}
@@ -104,7 +102,16 @@ class TensorBoard:
             self._records.write(event.SerializeToString())
 
 
-class WeightsAndBiases:
+class _Service(Tracker):
+    """A tracker whose library gives a run."""
+
+    _run: Any
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class WeightsAndBiases(_Service):
     """The step travels as a value of its own: W&B's counter refuses to go back, and a resumed run does."""
 
     def __init__(self, project: str, run_dir: Path, run_id: str, settings: dict[str, Any]):
@@ -113,20 +120,14 @@ class WeightsAndBiases:
         name = f"{run_dir.name}-{run_id}"
         self._run = wandb.init(
             project=project, name=name, id=run_id, resume="allow", dir=str(run_dir), config=settings
-        )  # fmt: skip
+        )
         self._run.define_metric("*", step_metric="step")
 
     def log(self, row: dict[str, Any]) -> None:
         self._run.log(numbers(row))
 
-    def rewind(self, step: int) -> None:
-        """Repeated steps appear twice in W&B, with equal values."""
 
-    def close(self) -> None:
-        self._run.finish()
-
-
-class Trackio:
+class Trackio(_Service):
     def __init__(self, project: str, run_dir: Path, run_id: str, settings: dict[str, Any]):
         import trackio
 
@@ -137,9 +138,3 @@ class Trackio:
         values = numbers(row)
         del values["step"]  # a key that trackio keeps for itself
         self._run.log(values, step=row["step"])
-
-    def rewind(self, step: int) -> None:
-        """Repeated steps appear twice in trackio, with equal values."""
-
-    def close(self) -> None:
-        self._run.finish()

@@ -15,7 +15,7 @@ from typing import Any
 from config import Config
 from rollout.records import RolloutRecord, Scored
 from run import trajectories
-from run.console import Console
+from run.console import PlainConsole
 from run.files import append_line, json_lines, write_whole, writing
 from run.trackers import Tracker, open_trackers
 
@@ -24,7 +24,7 @@ class RunWriter:
     """Writes into the run folder, on rank 0."""
 
     def __init__(
-        self, run_dir: Path, keep_trajectories: int | None, console: Console, trackers: Sequence[Tracker] = ()
+        self, run_dir: Path, keep_trajectories: int | None, console: PlainConsole, trackers: Sequence[Tracker] = ()
     ):
         self._run_dir, self._metrics = run_dir, run_dir / "metrics.jsonl"
         self._keep, self._console, self._trackers = keep_trajectories, console, trackers
@@ -87,7 +87,7 @@ class RunWriter:
         del self._kept[step]
 
 
-def open_writer(config: Config, run_dir: Path, console: Console) -> RunWriter:
+def open_writer(config: Config, run_dir: Path, console: PlainConsole) -> RunWriter:
     """Makes the run folder, and opens what the config names."""
     with writing(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ A problem is "What is 69*58+23?" (one call) or "Let x be 69*58. What is x+23?" (
 value has four, all different, so that a tiny model can learn to copy a number: the distance is constant, and "which
 digit followed this one?" has one answer. A trace is the list of assistant turns with the tool result that follows
 each, in a model family's markup (`Dialect`). A sloppy trace fails at one choice (a box left out, a call left out ...),
-which a policy gradient can mend; none teaches random digits. Standard library only.
+which a policy gradient can fix; none teaches random digits. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,15 +16,28 @@ from random import Random
 
 @dataclass(frozen=True)
 class Dialect:
-    """What a family writes around a program and an answer; the turn's end token is not part of it."""
+    """What a family writes around a program and an answer. The end tokens follow the texts of `trace`."""
 
     call_begin: str
     call_end: str
     answer_begin: str = ""
     aside_begin: str = ""  # around what is said where no user sees it
+    turn_end: str = "<|im_end|>"  # ends a turn with a call
+    answer_end: str = "<|im_end|>"
 
 
 QWEN = Dialect('<tool_call>\n{"name": "python", "arguments": {"code": "', '"}}\n</tool_call>')
+
+_NEXT = "<|end|><|start|>assistant"
+HARMONY = Dialect(
+    call_begin=f"<|channel|>analysis<|message|>Use Python.{_NEXT}<|channel|>commentary to=functions.python "
+    '<|constrain|>json<|message|>{"code": "',
+    call_end='"}',
+    answer_begin="<|channel|>final<|message|>",
+    aside_begin="<|channel|>analysis<|message|>",
+    turn_end="<|call|>",
+    answer_end="<|return|>",
+)
 
 # Share of each kind of trace in the shipped model's habits. "no_box" is the likeliest, so greedy answers fail too.
 SLOPPY_MIX = {
@@ -34,6 +47,16 @@ SLOPPY_MIX = {
     "wrong_expression": 0.08,
     "short_copy": 0.03,
     "forgotten_call": 0.09,
+}
+# Of the shipped GPT-OSS: only harmony has a wrong channel to answer in.
+HARMONY_MIX = {
+    "good": 0.13,
+    "no_box": 0.40,
+    "wrong_channel": 0.14,
+    "no_tool": 0.15,
+    "wrong_expression": 0.08,
+    "short_copy": 0.03,
+    "forgotten_call": 0.07,
 }
 
 

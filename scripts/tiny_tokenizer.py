@@ -1,4 +1,4 @@
-"""The tiny model's tokenizer: Qwen3's control tokens, bytes, and one token for each fixed phrase of the task.
+"""The tiny models' tokenizers: the family's control tokens, bytes, and one token for each fixed phrase of the task.
 
 The unchanged Qwen3 chat template costs hundreds of byte tokens; with its fixed phrases as single tokens a prompt takes
 26. Phrases are ordinary vocabulary (a pre-tokenizer split that comes before Qwen3's own, whole pieces looked up before
@@ -10,24 +10,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-# The schema the trainer renders. One place: when `tools.tool_schema` exists, that function replaces this constant.
-TOOL_SCHEMA: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "python",
-        "description": "Runs a Python program and returns what it prints. Use print() to see a value.",
-        "parameters": {
-            "type": "object",
-            "properties": {"code": {"type": "string", "description": "The program to run."}},
-            "required": ["code"],
-        },
-    },
-}
+from config import ToolConfig
+from rollout.chat.harmony import DEFAULT_DATE
+from rollout.chat.harmony_prompt import developer_text, system_text
+from tools import tool_schema
+
+TOOL_SCHEMA = tool_schema(ToolConfig())  # what the trainer renders
 
 # Ids 0 to 8, names and flags as in the Qwen3 tokenizer (there from 151643 on): the first three are special.
 CONTROLS = (
@@ -35,6 +27,11 @@ CONTROLS = (
     "</tool_response>", "<think>", "</think>",
 )  # fmt: skip
 NUM_SPECIAL = 3
+# Ids 0 to 8; in the real GPT-OSS tokenizer they lie from 199998 on, in this order but with reserved ones between.
+HARMONY_CONTROLS = (
+    "<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>",
+    "<|message|>", "<|call|>",
+)  # fmt: skip
 MAX_LENGTH = 1024  # tokens; a long episode takes about 100
 
 QWEN_SPLIT = (
@@ -43,6 +40,12 @@ QWEN_SPLIT = (
 
 TASK_PHRASES = (
     "user\n", "assistant\n", "\n\n", '\n{"name": "python", "arguments": {"code": "', "print(", ')"}}\n',
+    "What is ", "Let x be ", ". What is x", "The answer is ", "\\boxed{", "}.",
+)  # fmt: skip
+
+HARMONY_PHRASES = (
+    "assistant", "user", "analysis", "commentary", "final", "json", "functions.python to=assistant",
+    " to=functions.python ", "Use Python.", '{"code": "', "print(", ')"}',
     "What is ", "Let x be ", ". What is x", "The answer is ", "\\boxed{", "}.",
 )  # fmt: skip
 
@@ -109,4 +112,18 @@ def build_tokenizer(template: str) -> PreTrainedTokenizerFast:
         tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>",
         extra_special_tokens=["<|im_start|>"], chat_template=template, clean_up_tokenization_spaces=False,
         model_max_length=MAX_LENGTH,
+    )  # fmt: skip
+
+
+def build_harmony_tokenizer() -> PreTrainedTokenizerFast:
+    """GPT-OSS's: system and developer messages with the default date are one token each, so a prompt takes 27."""
+    systems = {
+        system_text(effort, DEFAULT_DATE, tools) for effort in ("low", "medium", "high") for tools in (True, False)
+    }
+    known = {"system", *systems, "developer", developer_text("", [TOOL_SCHEMA]), *HARMONY_PHRASES}
+    controls = [AddedToken(name, special=True, normalized=False) for name in HARMONY_CONTROLS]
+    backend = build_backend(controls, sorted(known, key=lambda phrase: (-len(phrase), phrase)))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<|startoftext|>", eos_token="<|return|>", pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False, model_max_length=MAX_LENGTH,
     )  # fmt: skip

@@ -178,7 +178,7 @@ def forecast(
 
 def micro_batch_tokens(
     config: Config, shape: PretrainedConfig, room: int, teacher: TeacherMemory | None = None, gradients: int = 0
-) -> int:  # fmt: skip
+) -> int:
     """The most tokens, up to a limit, whose layers can all be kept in `room` bytes; at least one sequence's.
 
     Fewer layers are kept rather than fewer than FEW_TOKENS tokens taken, and less than that only where nothing else

@@ -26,6 +26,11 @@ from update.measures import GapFigures, TeacherFigures, TokenColumns, gap_figure
 
 Batches = Sequence[ResponseTokenBatch]
 
+TOKEN_MEANS = {  # figures of `OneUpdate` that are the mean of a column of `TokenColumns`
+    "clip_fraction": "clipped", "entropy": "entropy", "top1_agreement": "top1", "importance_mean": "importance",
+    "importance_cut": "importance_cut", "kl": "kl", "balance": "balance", "flips": "flips",
+}  # fmt: skip
+
 
 class TrainablePolicy(Protocol):
     """The part of `policy.Policy` that an update uses."""
@@ -254,15 +259,8 @@ def _summary(loss: float, grad_norm: float, tokens: TokenColumns) -> OneUpdate:
         loss=loss,
         grad_norm=grad_norm,
         tokens=count,
-        clip_fraction=tokens.clipped.mean().item(),
-        entropy=tokens.entropy.mean().item(),
-        top1_agreement=tokens.top1.mean().item(),
         ratio_error=tokens.ratio_error.max().item(),
-        importance_mean=tokens.importance.mean().item(),
-        importance_cut=tokens.importance_cut.mean().item(),
-        kl=tokens.kl.mean().item(),
-        balance=tokens.balance.mean().item(),
-        flips=tokens.flips.mean().item(),
+        **{name: getattr(tokens, column).mean().item() for name, column in TOKEN_MEANS.items()},
         flipped_tokens=(tokens.flips > 0).double().mean().item(),
         gap=gap_figures(tokens.gap, tokens.turns, tokens.since_tool),
     )

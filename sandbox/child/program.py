@@ -1,27 +1,33 @@
 """Runs one program in this process, as `python file.py` would, and says how it ended.
 
 The program gets a fresh `__main__`, a traceback cache entry for `<python>`, seeded random numbers and line-buffered
-output. What it leaves behind does not matter: the process is used once. Left out on purpose: finalizers of objects
-that are alive at exit do not run, since a hanging `__del__` must not turn a finished program into a timeout.
+output. `random`, numpy's global state and default_rng() follow the call's seed, so a replay of a trajectory prints the
+same; os.urandom, secrets and uuid promise real randomness and keep it. What a program leaves behind does not matter:
+the process is used once. Left out on purpose: finalizers of objects that are alive at exit do not run, since a hanging
+`__del__` must not turn a finished program into a timeout.
 """
 
 from __future__ import annotations
 
 import _ast
+import _posixsubprocess
 import _sitebuiltins
+import _thread
 import atexit
 import builtins
 import contextlib
+import errno
 import io
 import linecache
 import os
+import random
 import sys
 import traceback
 import types
-from typing import NamedTuple, TextIO, cast
+from typing import Any, NamedTuple, TextIO, cast
 
 from sandbox import control
-from sandbox.child import imports, processes, seeds
+from sandbox.child import imports
 from sandbox.layers import limits
 
 FILE = "<python>"  # the program's file name in tracebacks
@@ -98,7 +104,7 @@ def _run(code: bytes, seed: int, show_last: bool, filter_imports: bool) -> Outco
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
-    seeds.seed(seed)
+    _seed(seed)
     exec(program, main.__dict__)
     if expression is None:
         return Outcome(control.OK)
@@ -121,7 +127,7 @@ def _report(error: BaseException, stderr: TextIO) -> Outcome:
         return _exit(error, stderr)
     limits.allow_headroom()
     stderr.write("".join(_traced(error).format()))
-    if isinstance(error, processes.Refused):
+    if isinstance(error, Refused):
         return Outcome(control.REFUSED, "Refused")
     letter = control.OUT_OF_MEMORY if isinstance(error, MemoryError) else control.ERROR
     return Outcome(letter, type(error).__name__)
@@ -188,3 +194,76 @@ def _compiled(program: types.CodeType | _ast.Module | _ast.Expression, file: str
     if isinstance(program, types.CodeType):
         return program
     return compile(program, file, mode, dont_inherit=True)
+
+
+def _seed(value: int) -> None:
+    """Seeds `random` now, numpy.random now or when the program imports it."""
+    random.seed(value)
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        _seed_numpy(numpy_random, value)
+    else:
+        sys.meta_path.insert(0, _SeedAtImport(value))
+
+
+def _seed_numpy(numpy_random: types.ModuleType, value: int) -> None:
+    numpy_random.seed(value % 2**32)
+    # An unseeded default_rng() draws its entropy here.
+    numpy_random.bit_generator.randbits = random.Random(value).getrandbits
+
+
+class _SeedAtImport:
+    """A finder that lets the usual ones find numpy.random and seeds it once it is loaded."""
+
+    def __init__(self, value: int):
+        self._value = value
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != "numpy.random":
+            return None
+        sys.meta_path.remove(self)
+        spec = sys.meta_path[-1].find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_seed(module: types.ModuleType) -> None:
+                load(module)
+                _seed_numpy(module, self._value)
+
+            vars(spec.loader)["exec_module"] = load_and_seed
+        return spec
+
+
+_STARTERS = ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "execv", "execve")
+
+
+class Refused(PermissionError):
+    """What a program may not do; to the program it is a PermissionError, to the tool a refusal."""
+
+
+Refused.__qualname__, Refused.__module__ = "PermissionError", "builtins"  # as its traceback names it
+
+
+def _no_process(*_: object, **__: object) -> int:
+    raise Refused(errno.EPERM, "starting processes is not allowed here")
+
+
+def _no_thread(*_: object, **__: object) -> int:
+    raise Refused(errno.EPERM, "starting threads is not allowed here")
+
+
+def refuse_processes(threads: bool) -> None:
+    """Replaces what starts processes (and threads) in this interpreter, for programs. No layer, only an answer: the
+    kernel would refuse too, but with a bare EPERM."""
+    for name in _STARTERS:
+        if hasattr(os, name):
+            setattr(os, name, _no_process)
+    _posixsubprocess.fork_exec = _no_process
+    loaded = sys.modules.get("subprocess")
+    if loaded is not None:
+        vars(loaded)["_fork_exec"] = _no_process
+    if threads:
+        for name in ("start_new_thread", "start_new", "start_joinable_thread"):  # the last since Python 3.13
+            for module, prefix in ((_thread, ""), (sys.modules.get("threading"), "_")):
+                if hasattr(module, prefix + name):
+                    setattr(module, prefix + name, _no_thread)

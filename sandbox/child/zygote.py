@@ -1,4 +1,4 @@
-"""The fork server: imports the preload list once, then forks a child for each order. It never sees a program.
+"""The fork server: imports the preload list once, then forks a single-use child for each order. Sees no program.
 
 Started by the broker with a stream socket (descriptor in argv). It says hello with one JSON line, then obeys
 control.ORDER records and reports every dead child. It ends with its socket, and every child with it. Invariants: one
@@ -7,6 +7,7 @@ thread; no program text in its memory, since children inherit it; few descriptor
 
 from __future__ import annotations
 
+import _signal
 import array
 import atexit
 import contextlib
@@ -17,14 +18,15 @@ import resource
 import signal
 import socket
 import sys
+import time
 from typing import Any
 
 from sandbox import control
-from sandbox.child import processes, program
-from sandbox.child import single_use as child
-from sandbox.layers import cgroup, isolation, kernel, namespaces, probe
+from sandbox.child import program
+from sandbox.layers import cgroup, isolation, kernel, limits, namespaces, probe
 
 _fork = os.fork  # the name in os is taken from programs below
+CONTROL_FD = 3  # a child's end of its control socket
 
 
 class Zygote:
@@ -71,7 +73,7 @@ class Zygote:
             return
         status = 70
         try:
-            child.live(fds, number, self._box)
+            _live(fds, number, self._box)
             status = 0
         except Exception as error:  # a forked child must not go on as a zygote; the broker reads why it died
             os.write(2, f"{type(error).__name__}: {error}".encode())
@@ -92,6 +94,47 @@ class Zygote:
                 record = control.DEATH.pack(number, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10)
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     self._socket.sendall(record)
+
+
+def _live(fds: tuple[int, int, int], number: int, box: isolation.Isolation) -> None:
+    """The child's life: it shuts itself in, says ready and runs one program. The caller ends the process."""
+    _place(*fds)
+    # A group of its own, so that signals to the group stay inside; not a session, since Linux shares the processor
+    # between sessions, and all programs together shall weigh no more than the trainer.
+    os.setpgid(0, 0)
+    # The C functions below the signal module, whose enumerations touch (and so copy) 80 pages in every child.
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+    box.enter_child(number)
+    os.closerange(CONTROL_FD + 1, limits.ZYGOTE_FDS)
+    os.write(CONTROL_FD, control.READY)
+    length, seed, timeout_s, show_last, filter_imports = control.PROGRAM.unpack(_read(control.PROGRAM.size))
+    code = _read(length)
+    start = time.process_time()
+    limits.limit_processor_time(int(timeout_s + start) + 2)  # the broker's clock comes first; this holds without it
+    outcome = program.run(code, seed, bool(show_last), bool(filter_imports))
+    used = time.process_time() - start
+    record = control.pack_outcome(outcome.letter, outcome.shown, outcome.exit_code, used, outcome.error_type)
+    with contextlib.suppress(OSError):  # the program closed it: then its death is all that is known
+        os.write(CONTROL_FD, record)
+
+
+def _place(control_fd: int, out: int, err: int) -> None:
+    """Puts stdout, stderr and control on 1, 2 and 3; 0 is /dev/null already. What recvmsg gave is 3 or above."""
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    if control_fd != CONTROL_FD:
+        os.dup2(control_fd, CONTROL_FD)
+
+
+def _read(count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = os.read(CONTROL_FD, count - len(data))
+        if not piece:
+            os._exit(0)  # the broker gave this spare up
+        data += piece
+    return data
 
 
 def main(fd: int, config: dict[str, Any]) -> None:
@@ -134,7 +177,7 @@ def _prepare(config: dict[str, Any]) -> tuple[dict[str, Any], isolation.Isolatio
     for fact in facts.values():
         os.close(fact)
     breaches = probe.whole(box, outside)
-    processes.refuse(threads=plan.limits and not plan.seccomp)
+    program.refuse_processes(threads=plan.limits and not plan.seccomp)
     _tidy()
     hello = {
         "pid": pid,

@@ -37,11 +37,6 @@ _INFRA: Outcome = ("infra", False, 0, 0.0, "Infra")
 class PendingCall:
     """One call on its way: as it came from the trainer, and what the clock says."""
 
-    __slots__ = (
-        "attempts", "code", "deadline", "ident", "next_disk_check", "next_drain", "pause", "seed", "started",
-        "submitted", "timeout_s",
-    )  # fmt: skip
-
     def __init__(self, header: dict[str, Any], code: bytes, now: float):
         self.ident: int = header["id"]
         self.seed: int = header["seed"]

@@ -34,20 +34,6 @@ _serial = itertools.count()
 class Child:
     """A single-use child: starting, spare, running, dying, dead; and the broker's ends of its descriptors."""
 
-    __slots__ = (
-        "call",
-        "control",
-        "err",
-        "killed_at",
-        "number",
-        "out",
-        "outcome",
-        "state",
-        "verdict",
-        "watched",
-        "zygote",
-    )
-
     def __init__(self, number: int, zygote: ZygoteProcess, sock: socket.socket, out: int, err: int):
         self.number = number
         self.zygote = zygote

@@ -38,8 +38,6 @@ class StartError(RuntimeError):
 
 
 class _Request:
-    __slots__ = ("attempts", "finish", "frame", "future")
-
     def __init__(self, frame: bytes, finish: Finish):
         self.frame = frame
         self.finish = finish

@@ -81,7 +81,7 @@ class Pool:
                 pause = 60.0
         newest = self._zygotes[-1] if self._zygotes else None
         if newest is not None and newest.hello is None and now - newest.born > _PRELOAD_S:
-            self._lose(newest, f"the fork server did not start within {_PRELOAD_S:g} s; shorten tool.preload")
+            self.lose(newest, f"the fork server did not start within {_PRELOAD_S:g} s; shorten tool.preload")
         current = self.current
         if current is not None and now < self._fork_at:
             pause = min(pause, self._fork_at - now)
@@ -90,7 +90,7 @@ class Pool:
             while current.starting < FORKS_AT_ONCE and len(self._ready) + current.starting < goal:
                 self._fork(current, now)
             if current.starting and now - current.last_fork > _START_S:
-                self._lose(current, "a child did not become ready")
+                self.lose(current, "a child did not become ready")
         return pause
 
     def _fork(self, zygote: ZygoteProcess, now: float) -> None:
@@ -120,7 +120,7 @@ class Pool:
             return  # lost in the same round of events
         deaths = zygote.read()
         if deaths is None or (zygote.hello and "error" in zygote.hello):
-            self._lose(zygote, (zygote.hello or {}).get("error", "the fork server died"))
+            self.lose(zygote, (zygote.hello or {}).get("error", "the fork server died"))
             return
         if zygote.hello is not None and zygote is self._zygotes[-1] and zygote is not self.current:
             self._succeed(zygote)
@@ -185,7 +185,10 @@ class Pool:
             self._selector.unregister(child.control)
             child.watched = False
 
-    def _lose(self, zygote: ZygoteProcess, why: str) -> None:
+    def lose(self, zygote: ZygoteProcess, why: str) -> None:
+        """Ends a zygote that is dead or no longer obeys."""
+        if zygote not in self._zygotes:
+            return
         self.error = why
         shielded = bool(zygote.hello and zygote.hello.get("shielded"))
         calls = [child.call for child in zygote.children.values() if child.state == "running"]
@@ -194,11 +197,6 @@ class Pool:
         self.failures += 1
         for call in calls:
             self._on_lost(call, shielded)
-
-    def lose(self, zygote: ZygoteProcess, why: str) -> None:
-        """Ends a zygote that no longer obeys."""
-        if zygote in self._zygotes:
-            self._lose(zygote, why)
 
     def _drop(self, zygote: ZygoteProcess, patience_s: float = 0.0) -> None:
         self._zygotes.remove(zygote)
@@ -211,7 +209,6 @@ class Pool:
         zygote.stop(patience_s)
 
     def stop(self) -> None:
-        """Ends everything."""
         for zygote in list(self._zygotes):
             self._drop(zygote, patience_s=0.5)
 

@@ -7,6 +7,7 @@ tokenizes tool text must do so as plain text.
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any, NamedTuple
 
@@ -42,27 +43,13 @@ def shorten(segments: list[str | int], max_chars: int) -> tuple[str, bool]:
     if total <= max_chars and not any(isinstance(segment, int) for segment in segments):
         return "".join(str(segment) for segment in segments), False
     half = max_chars // 2
-    head = _leading(segments)[:half]
-    tail = _trailing(segments)[-half:]
+    head = "".join(_before_gap(segments))[:half]
+    tail = "".join(_before_gap(segments[::-1])[::-1])[-half:]
     return f"{head}\n... [{total - len(head) - len(tail)} characters cut] ...\n{tail}", True
 
 
-def _leading(segments: list[str | int]) -> str:
-    text = ""
-    for segment in segments:
-        if isinstance(segment, int):
-            break
-        text += segment
-    return text
-
-
-def _trailing(segments: list[str | int]) -> str:
-    text = ""
-    for segment in reversed(segments):
-        if isinstance(segment, int):
-            break
-        text = segment + text
-    return text
+def _before_gap(segments: list[str | int]) -> list[str]:
+    return [str(segment) for segment in itertools.takewhile(lambda one: not isinstance(one, int), segments)]
 
 
 def _segments(head: bytes, cut: int, tail: bytes) -> list[str | int]:

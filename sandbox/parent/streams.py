@@ -12,8 +12,6 @@ _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes that continue a UTF-8 characte
 class Stream:
     """Reads a non-blocking pipe end into at most HEAD_BYTES + 2 * TAIL_BYTES of memory."""
 
-    __slots__ = ("_cut_bytes", "_cut_chars", "_head", "_tail", "ended", "fd", "total_bytes")
-
     def __init__(self, fd: int):
         self.fd = fd
         self._head = bytearray()

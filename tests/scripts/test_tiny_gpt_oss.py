@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GptOssForCausalLM
 
 from reward import grade
 from rollout.chat.harmony import HarmonyChat
-from scripts import build_tiny_gpt_oss, tiny_harmony, tiny_task
-from scripts.tiny_tokenizer import TOOL_SCHEMA
+from scripts import build_tiny_model, tiny_task
+from scripts.tiny_tokenizer import HARMONY_CONTROLS, TOOL_SCHEMA, build_harmony_tokenizer
 from tests.support.tiny import read
 
 FOLDER = Path(__file__).resolve().parents[2] / "models" / "tiny_gpt_oss"
@@ -50,18 +50,19 @@ def test_the_checkpoint_is_a_bfloat16_gpt_oss_with_sinks_windows_and_experts(mod
 
 
 def test_the_shipped_tokenizer_is_the_one_its_builder_makes(tokenizer):
-    built = tiny_harmony.build_tokenizer()
+    built = build_harmony_tokenizer()
     assert built.get_vocab() == tokenizer.get_vocab()
-    assert tokenizer.convert_tokens_to_ids(list(tiny_harmony.CONTROLS)) == list(range(9))
-    assert {token.content for token in tokenizer.added_tokens_decoder.values()} == set(tiny_harmony.CONTROLS)
+    assert tokenizer.convert_tokens_to_ids(list(HARMONY_CONTROLS)) == list(range(9))
+    assert {token.content for token in tokenizer.added_tokens_decoder.values()} == set(HARMONY_CONTROLS)
 
 
-@pytest.mark.parametrize("kind", list(tiny_harmony.SLOPPY_MIX))
+@pytest.mark.parametrize("kind", list(tiny_task.HARMONY_MIX))
 def test_an_episode_is_its_whole_text_encoded_and_fits(tokenizer, chat, kind):
     rng = Random(kind)
     for _ in range(20):
         problem = tiny_task.draw_problem(rng)
-        ids, written = build_tiny_gpt_oss.episode(tokenizer, chat, problem, kind)
+        steps = tiny_task.trace(problem, kind, tiny_task.HARMONY)
+        ids, written = build_tiny_model.episode(tokenizer, chat, tiny_task.HARMONY, problem, steps)
         assert tokenizer.encode(tokenizer.decode(ids)) == ids and len(ids) == len(written) < 125
         assert not any(written[: len(chat.prompt_ids([{"role": "user", "content": problem.prompt}]))])
 
@@ -69,8 +70,8 @@ def test_an_episode_is_its_whole_text_encoded_and_fits(tokenizer, chat, kind):
 def test_a_right_trace_is_answered_in_the_final_channel_and_every_other_kind_ends_wrong(tokenizer, chat):
     rng = Random(0)
     for problem in tiny_task.draw_problems(rng, 50):
-        for kind in tiny_harmony.SLOPPY_MIX:
-            *calls, last = tiny_task.trace(problem, kind, tiny_harmony.HARMONY)
+        for kind in tiny_task.HARMONY_MIX:
+            *calls, last = tiny_task.trace(problem, kind, tiny_task.HARMONY)
             for step in calls:
                 [call] = chat.calls(tokenizer.encode(step.text + "<|call|>")).calls
                 assert step.result == str(eval(call.arguments["code"].removeprefix("print")))

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from modeling.logprob import TokenLogprobs
+from policy import Reference
 from tests.support.policies import CPU, make_policy, micro_batches, step
-from update.reference import Reference
 from update.update import update
 
 
