@@ -21,7 +21,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
+from configs import paths
+from configs.effect import named_settings, require_effect, value_of
 from configs.schema import (
+    Bounds,
     ConfigError,
     Removed,
     Section,
@@ -38,6 +41,10 @@ from configs.schema import (
 __all__ = ["Config", "ConfigError", "UserError", "load_config", "parse_config", "with_defaults"]
 
 VERSION = "0.1.0"  # of the program, as in pyproject.toml; each run's config.json holds it
+
+
+# Where policy losses of sampled tokens count; all of it but loss.policy's denominator is idle elsewhere.
+SAMPLED = 'loss.distill_weight < 1 or teacher.divergence == "sampled"'
 
 
 # fmt: off
@@ -63,7 +70,8 @@ class ModelConfig(Section):
     reasoning_effort: Literal["low", "medium", "high"] | None = setting(
         None, "Effort named in GPT-OSS's system prompt.", null="medium")
     current_date: str | None = setting(
-        None, "Date in GPT-OSS's system prompt, YYYY-MM-DD; never read from the clock.", null="its release date")
+        None, "Date in the prompt, YYYY-MM-DD, of GPT-OSS and of templates that ask for one.",
+        null="GPT-OSS: its release date; others: the run's first day")
 
     def rules(self) -> None:
         day = self.current_date
@@ -89,7 +97,8 @@ class DataConfig(Section):
     answer_field: str = setting(
         "answer", "Key of the reference answer, a non-empty string or a number.",
         required="name a field of data.path's lines")
-    hint_field: str = setting("", "Key of the text for {hint} in teacher.privilege; empty: no hints.")
+    hint_field: str = setting("", "Key of the text for {hint} in teacher.privilege; empty: no hints.",
+        needs="loss.distill_weight > 0 and teacher.privilege has {hint}")
     system_prompt: str = setting("", "System turn of every prompt; empty: the template's own.")
     shuffle: bool = setting(True, "Shuffle the problems each epoch, by train.seed and epoch alone.")
     over_long_prompts: Literal["refuse", "drop"] = setting(
@@ -115,14 +124,14 @@ class RolloutConfig(Section):
     page_size: int = setting(16, "Tokens of one KV page.", at_least=1)
     kv_memory_fraction: float = setting(
         0.5, "CUDA: share of the GPU memory left free by the engine that becomes KV cache.", above=0, below=1,
-        fix="it is a share of free GPU memory")
+        fix="it is a share of free GPU memory", needs="CUDA and rollout.kv_tokens == null")
     kv_tokens: int | None = setting(
         None, "Tokens of KV cache on each rank.", null="by kv_memory_fraction on CUDA, full contexts on CPU")
     prefill_tokens: int = setting(2048, "Most prompt and tool-result tokens read in one step.", at_least=1)
     forced_tokens: int = setting(
         512, "CUDA graphs: chunks up to this length are prefilled inside decode steps; longer ones stall decoding.",
-        at_least=0, zero="never")
-    cuda_graphs: bool = setting(True, "CUDA: decode inside captured graphs.")
+        at_least=0, zero="never", needs="CUDA and rollout.cuda_graphs")
+    cuda_graphs: bool = setting(True, "CUDA: decode inside captured graphs.", needs="CUDA")
     deterministic: bool = setting(False, "Deliver tool results in the order of their calls, whatever their timing.")
     max_refills: int = setting(
         0, "Max extra rounds replacing groups of equal rewards; 0 keeps them in the loss's denominators.",
@@ -150,6 +159,9 @@ class RolloutConfig(Section):
         return self.trajectories_per_step // self.samples_per_prompt
 
 
+ANY_TOOL = "tool.enabled or tool.functions or tool.mcp"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolConfig(Section):
     """The Python tool with its sandbox, your own tools, those of MCP servers, and the limits of all."""
@@ -158,24 +170,33 @@ class ToolConfig(Section):
     functions: tuple[str, ...] = setting(
         (), "Your own tools: FILE.py:NAME of functions and classes, beside the config or in the working directory.")
     mcp: tuple[str, ...] = setting((), "Commands of MCP servers whose tools are offered; one server of each a rank.")
-    timeout_seconds: float = setting(10.0, "Wall time of one call, once its process has it.", above=0)
-    max_calls_per_turn: int = setting(16, "Calls of one turn that run; the rest is answered unrun.", at_least=1)
+    timeout_seconds: float = setting(
+        10.0, "Wall time of one call, once its process has it.", above=0, needs=ANY_TOOL)
+    max_calls_per_turn: int = setting(
+        16, "Calls of one turn that run; the rest is answered unrun.", at_least=1, needs=ANY_TOOL)
     max_seconds: float = setting(
-        300.0, "Seconds of calls in one trajectory after which further calls are answered unrun.", above=0)
-    memory_mb: int = setting(1024, "MiB of a call above interpreter and preloaded modules.", at_least=16)
+        300.0, "Seconds of calls in one trajectory after which further calls are answered unrun.", above=0,
+        needs=ANY_TOOL)
+    memory_mb: int = setting(
+        1024, "MiB of a call above interpreter and preloaded modules.", at_least=16, needs=ANY_TOOL)
     max_output_chars: int = setting(
         4000, "Characters shown to the model: head and tail, with the cut named between them.", at_least=100,
-        fix="head, tail and the note between them need room")
+        fix="head, tail and the note between them need room", needs=ANY_TOOL)
     max_running: int | None = setting(
-        None, "Calls at once on each rank.", at_least=1, null="the rank's share of cores - 2, at least 2")
-    show_last_value: bool = setting(False, "Show the value of a bare last expression, as a notebook does.")
+        None, "Calls at once on each rank.", at_least=1, null="the rank's share of cores - 2, at least 2",
+        needs=ANY_TOOL)
+    show_last_value: bool = setting(False, "Show the value of a bare last expression, as a notebook does.",
+        needs="tool.enabled")
     import_filter: Literal["on", "off"] = setting(
-        "on", "Allow listed imports alone; off is for hosts whose sandbox has every kernel layer.")
+        "on", "Allow listed imports alone; off is for hosts whose sandbox has every kernel layer.",
+        needs="tool.enabled")
     require: Literal["boundary", "best_effort"] = setting(
-        "best_effort", "boundary: refuse to train without all kernel layers of the sandbox.")
+        "best_effort", "boundary: refuse to train without all kernel layers of the sandbox.", needs="tool.enabled")
     accept_changed_code: bool = setting(
-        False, "Resume although your files (tool.functions, reward.function) have changed.")
-    preload: tuple[str, ...] = setting(("numpy", "sympy"), "Modules imported once, before children are forked.")
+        False, "Resume although your files (tool.functions, reward.function) have changed.",
+        needs="tool.functions or reward.function")
+    preload: tuple[str, ...] = setting(("numpy", "sympy"), "Modules imported once, before children are forked.",
+        needs="tool.enabled")
 
     @property
     def offered(self) -> bool:
@@ -195,12 +216,14 @@ class RewardConfig(Section):
     function: str = setting(
         "", "FILE.py:NAME of score(trajectory, problem), beside the config or in the working directory; empty: the "
         "box rule.")
-    timeout_seconds: float = setting(30.0, "Wall time of one call of reward.function.", above=0)
+    timeout_seconds: float = setting(
+        30.0, "Wall time of one call of reward.function.", above=0, needs="reward.function")
     scale: Literal["none", "std"] = setting(
-        "none", "Group advantage; none: reward - mean; std: that over the group's standard deviation.")
+        "none", "Group advantage; none: reward - mean; std: that over the group's standard deviation.",
+        needs="loss.distill_weight < 1")
     tool_bonus: float = setting(
         0.0, "Added to the reward of a wrong trajectory that ran a call without an error.", at_least=0, below=1,
-        fix="a wrong trajectory must stay below 0")
+        fix="a wrong trajectory must stay below 0", needs=f"{ANY_TOOL} and loss.distill_weight < 1")
 
     def rules(self) -> None:
         self.demand(
@@ -215,27 +238,36 @@ class LossConfig(Section):
 
     policy: Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo"] = setting("dapo", "The objective and its denominator.")
     clip_low: float | None = setting(
-        None, "Ratios are clipped below 1 - this.", above=0, at_most=1, null="0.2; gspo 3e-4, cispo 1")
+        None, "Ratios are clipped below 1 - this.", above=0, at_most=1, null="0.2; gspo 3e-4, cispo 1",
+        needs=SAMPLED)
     clip_high: float | None = setting(
-        None, "Ratios are clipped above 1 + this.", above=0, null="0.28; gspo 4e-4, cispo 4")
+        None, "Ratios are clipped above 1 + this.", above=0, null="0.28; gspo 4e-4, cispo 4",
+        needs=SAMPLED)
     dual_clip: float | None = setting(
         None, "Bound of the ratio where the advantage is negative.", above=1, null="none",
-        fix="it bounds ratios from above")
+        fix="it bounds ratios from above", needs=SAMPLED)
     old_policy: Literal["rollout", "update"] = setting(
-        "rollout", "The ratio's denominator: the policy before all updates of a step, or before each.")
+        "rollout", "The ratio's denominator: the policy before all updates of a step, or before each.",
+        needs=SAMPLED)
     importance: Literal["off", "token", "sequence", "token_mask", "sequence_mask"] = setting(
-        "off", "Importance weights from sampling to training log-probs: truncated, or masked.")
+        "off", "Importance weights from sampling to training log-probs: truncated, or masked.",
+        needs=SAMPLED)
     importance_low: float = setting(
-        0.5, "Masks alone: smaller weights become 0.", at_least=0, at_most=1, fix="above 1 it would mask weights of 1")
-    importance_high: float = setting(2.0, "Larger weights become this, or 0 with a mask.", at_least=1)
+        0.5, "Masks alone: smaller weights become 0.", at_least=0, at_most=1, fix="above 1 it would mask weights of 1",
+        needs="loss.importance has mask")
+    importance_high: float = setting(2.0, "Larger weights become this, or 0 with a mask.", at_least=1,
+        needs='loss.importance != "off"')
     kl_coef: float = setting(0.0, "Weight of the KL to the policy before training.", at_least=0, zero="off")
-    kl_estimator: Literal["k2", "k3"] = setting("k3", "Estimator of that KL (Schulman 2020).")
-    kl_reference: Literal["cpu", "gpu"] = setting("cpu", "Where the reference's weights wait between steps.")
+    kl_estimator: Literal["k2", "k3"] = setting("k3", "Estimator of that KL (Schulman 2020).",
+        needs="loss.kl_coef > 0")
+    kl_reference: Literal["cpu", "gpu"] = setting("cpu", "Where the reference's weights wait between steps.",
+        needs="loss.kl_coef > 0 and lora.rank == 0 and CUDA")
     router_balance: float = setting(
         0.0, "Mixtures of experts: weight of the routers' balance loss, per trajectory.", at_least=0, zero="off")
     overlong_mask: bool = setting(False, "Do not train trajectories that ran out of tokens.")
     overlong_buffer: int = setting(
-        0, "Tokens before a limit over which the advantage is lowered, by up to 1.", at_least=0, zero="off")
+        0, "Tokens before a limit over which the advantage is lowered, by up to 1.", at_least=0, zero="off",
+        needs="loss.distill_weight < 1")
     distill_weight: float = setting(
         0.0, "Share of the teacher's divergence in the loss; 1: nothing else.", at_least=0, at_most=1, zero="off")
 
@@ -260,21 +292,30 @@ class TeacherConfig(Section):
     """Read where loss.distill_weight is above 0. Formulas: modeling/divergence.py."""
 
     source: Literal["model", "base", "live", "ema"] = setting(
-        "model", "model: that of teacher.path; or the policy: before training (base), now (live), averaged (ema).")
-    path: str = setting("", "Folder or hub name of source model; its tokenizer must be the policy's.")
-    ema_decay: float = setting(0.99, "Source ema: decay of the running mean per step.", above=0, below=1)
-    privilege: str = setting("", "Appended to the user turn that the teacher reads; may hold {answer} and {hint}.")
+        "model", "model: that of teacher.path; or the policy: before training (base), now (live), averaged (ema).",
+        needs="loss.distill_weight > 0")
+    path: str = setting("", "Folder or hub name of source model; its tokenizer must be the policy's.",
+        needs="loss.distill_weight > 0")
+    ema_decay: float = setting(0.99, "Source ema: decay of the running mean per step.", above=0, below=1,
+        needs='loss.distill_weight > 0 and teacher.source == "ema"')
+    privilege: str = setting("", "Appended to the user turn that the teacher reads; may hold {answer} and {hint}.",
+        needs="loss.distill_weight > 0")
     divergence: Literal["forward_kl", "reverse_kl", "jsd", "sampled"] = setting(
-        "reverse_kl", "sampled: reverse KL by policy gradient on sampled tokens; the others: over whole vocabularies.")
+        "reverse_kl", "sampled: reverse KL by policy gradient on sampled tokens; the others: over whole vocabularies.",
+        needs="loss.distill_weight > 0")
     beta: float = setting(
         0.5, "Divergence jsd: weight of the teacher in the mixture.", above=0, below=1,
-        fix="at the ends use forward_kl or reverse_kl")
+        fix="at the ends use forward_kl or reverse_kl",
+        needs='loss.distill_weight > 0 and teacher.divergence == "jsd"')
     temperature: float | None = setting(
-        None, "Temperature of both softmaxes, without a factor T^2.", above=0, null="rollout.temperature")
+        None, "Temperature of both softmaxes, without a factor T^2.", above=0, null="rollout.temperature",
+        needs="loss.distill_weight > 0")
     top_k: int = setting(
-        0, "Compare the teacher's likeliest tokens, all others as one.", at_least=0, zero="the whole vocabulary")
+        0, "Compare the teacher's likeliest tokens, all others as one.", at_least=0, zero="the whole vocabulary",
+        needs="loss.distill_weight > 0")
     placement: Literal["offload", "gpu", "zero3"] = setting(
-        "offload", "Home of the teacher's weights: host memory, the GPU, or ZeRO-3 over the ranks' host memory.")
+        "offload", "Home of the teacher's weights: host memory, the GPU, or ZeRO-3 over the ranks' host memory.",
+        needs="loss.distill_weight > 0")
 
     def rules(self) -> None:
         source = self.source
@@ -304,7 +345,7 @@ class LoraConfig(Section):
     """
 
     rank: int = setting(0, "Rank of the adapters; 0: all weights train.", at_least=0, zero="off")
-    alpha: int = setting(32, "The adapters' output is scaled by alpha / rank.", above=0)
+    alpha: int = setting(32, "The adapters' output is scaled by alpha / rank.", above=0, needs="lora.rank > 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -336,6 +377,11 @@ class TrainConfig(Section):
     num_threads: int | None = setting(None, "torch's CPU threads per process.", at_least=1, null="torch's own choice")
     check: bool = setting(True, "Run `main.py check` before the first step.")
 
+    def rules(self) -> None:
+        self.demand(
+            self.warmup_steps < self.steps, "warmup_steps", f"must be less than train.steps={self.steps}; lower it too"
+        )
+
 
 AUTO_TOKENS = 16_384
 
@@ -345,17 +391,19 @@ class EvalConfig(Section):
     """Evaluation on held-out problems."""
 
     path: str = setting("", "JSONL file with the fields of data; empty: no evaluation.")
-    at_start: bool = setting(False, "Evaluate before the first step too.")
-    every: int = setting(0, "Steps between evaluations.", at_least=0, zero="only at the end")
-    samples_per_prompt: int = setting(1, "Samples of each problem.", at_least=1)
-    temperature: float = setting(1.0, "Sampling temperature of evaluation.", at_least=0, zero="greedy")
+    at_start: bool = setting(False, "Evaluate before the first step too.", needs="eval.path")
+    every: int = setting(0, "Steps between evaluations.", at_least=0, zero="only at the end", needs="eval.path")
+    samples_per_prompt: int = setting(1, "Samples of each problem.", at_least=1, needs="eval.path")
+    temperature: float = setting(1.0, "Sampling temperature of evaluation.", at_least=0, zero="greedy",
+        needs="eval.path")
     top_p: float = setting(
         1.0,
         "Draw from the fewest tokens that hold this probability.",
         above=0,
         at_most=1,
-        fix="1 draws from all tokens")
-    top_k: int = setting(0, "Draw from the k likeliest tokens.", at_least=0, zero="draw from all tokens")
+        fix="1 draws from all tokens", needs="eval.path and eval.temperature > 0")
+    top_k: int = setting(0, "Draw from the k likeliest tokens.", at_least=0, zero="draw from all tokens",
+        needs="eval.path and eval.temperature > 0")
 
     def rules(self) -> None:
         self.demand(
@@ -374,7 +422,8 @@ class LogConfig(Section):
         at_least=1, null="all")
     trackers: tuple[Literal["wandb", "trackio", "tensorboard"], ...] = setting(
         (), "Trackers to log to; tensorboard is used unnamed where it is installed.")
-    project: str = setting("agentic-grpo", "Project under which wandb and trackio file the run.")
+    project: str = setting("agentic-grpo", "Project under which wandb and trackio file the run.",
+        needs="log.trackers has wandb|trackio")
 # fmt: on
 
 
@@ -484,13 +533,33 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     The file may be the resolved `config.json` of a run, also an older one. Raises ConfigError with field, value
     and fix; nothing is written and no model is built.
     """
-    raw = read_json(path)
-    if raw.keys() >= _RESOLVED:
+    config, named = _load(path, overrides)
+    require_effect(config, named, cuda=None)
+    return config
+
+
+def require_cuda_where_needed(path: str | Path, overrides: Sequence[str]) -> None:
+    """Refuses what these settings name for a GPU alone; call it where none was found. Raises ConfigError."""
+    require_effect(*_load(path, overrides), cuda=False)
+
+
+def _load(path: str | Path, overrides: Sequence[str]) -> tuple[Config, dict[str, Bounds]]:
+    """The config, and what the file and the overrides name other than the defaults. A run's resolved file names
+    nothing, and the file nothing of a part that an override turns off."""
+    raw, given = read_json(path), dict[str, Any]()
+    paths.look_beside(path)
+    resolved = raw.keys() >= _RESOLVED
+    if resolved:
         raw = with_defaults(raw)
     for text in overrides:
         apply_override(raw, text)
+        apply_override(given, text)
     _locate(raw, Path(path).parent)
-    return parse_config(raw)
+    _locate(given, Path(path).parent)
+    config, chosen = parse_config(raw), named_settings(given, Config)
+    off = [name for name in chosen if value_of(config, name) is False]
+    named = {} if resolved else named_settings(raw, Config)
+    return config, {name: b for name, b in named.items() if not any(switch in b.needs for switch in off)} | chosen
 
 
 def _locate(raw: dict[str, Any], beside: Path) -> None:
@@ -504,7 +573,7 @@ def _locate(raw: dict[str, Any], beside: Path) -> None:
 
 def parse_config(raw: dict[str, Any]) -> Config:
     """A dictionary of sections into a checked `Config`. Raises ConfigError."""
-    sections = {name: values for name, values in raw.items() if name != "version"}
+    sections = {name: values for name, values in paths.located(raw).items() if name != "version"}
     return parse_sections(Config, sections, _FOREIGN, _REMOVED)
 
 

@@ -16,20 +16,25 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from config import Config, UserError, load_config, parse_config
+sys.path.insert(0, str(Path(__file__).parent))  # absent with PYTHONSAFEPATH
+
+from config import Config, UserError, load_config, parse_config, require_cuda_where_needed
 from configs.schema import listing
-from run.files import OUT, say, sole_writer
-from run.signals import Interruption
+from run.files import OUT, complain, open_standard_streams, say, sole_writer
+from run.signals import Interruption, Stopped
 from startup import arguments, building, inputs, run_folder
 from startup.building import Parts, built
+from startup.launch import check_launch
 from startup.toolbox import started_own, started_tools
 
 USER_ERROR_STATUS = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    open_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
+        check_launch(os.environ)
         if words and words[0] in SUBCOMMANDS:
             return SUBCOMMANDS[words[0]](words[1:])
         if words and not words[0].startswith("-"):
@@ -38,13 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers", "deepspeed"):
             raise
-        print(
-            f"error: {error.name} is not installed; run `source .venv/bin/activate` (scripts/demo.sh creates it)",
-            file=sys.stderr,
-        )
+        complain(f"error: {error.name} is not installed; run `source .venv/bin/activate` (scripts/demo.sh creates it)")
+    except Stopped as stopped:
+        if _leads():
+            say(str(stopped))
+        return 0
     except UserError as error:
         if error.of_one_rank or _leads():
-            print(f"error: {error}", file=sys.stderr)
+            complain(f"error: {error}")
     return USER_ERROR_STATUS
 
 
@@ -58,9 +64,11 @@ def _train(words: Sequence[str]) -> int:
     config = load_config(args.config, args.set)
     run_dir = Path(args.run_dir or config.log.run_dir or f"runs/{Path(args.config).stem}")
     with contextlib.ExitStack() as held:  # until the run ends
-        interruption = held.enter_context(Interruption(config.train.max_minutes))  # from here on signals are obeyed
+        interruption = held.enter_context(Interruption(config.train.max_minutes, starting=True))
         if _leads() and args.resume and run_dir.is_dir():  # or a run that still writes would share its GPU
             held.enter_context(sole_writer(run_dir))
+        _refuse_what_needs_a_gpu(args.config, args.set)
+        config = run_folder.with_first_date(config, run_dir) if args.resume else config
         checkpoint = run_folder.check_run_dir(config, run_dir, args.resume)
         from run.console import open_console
         from run.trackers import check_trackers
@@ -88,6 +96,13 @@ def _train(words: Sequence[str]) -> int:
     return 0
 
 
+def _refuse_what_needs_a_gpu(path: str, overrides: Sequence[str]) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        require_cuda_where_needed(path, overrides)
+
+
 def _require_health(parts: Parts) -> None:
     """Runs and prints the check, without the long mask. Raises CheckError where something fails."""
     from startup.check import check, require_pass
@@ -103,13 +118,14 @@ def _check(words: Sequence[str]) -> int:
     args = arguments.check_parser().parse_args(words)
     with built(load_config(args.config, args.set)) as parts:
         findings = check(parts) if parts.rank == 0 else []
-    print("\n".join(map(str, findings)), end="\n" if findings else "")
+    if findings:
+        say("\n".join(map(str, findings)))
     return int(any(found.state == "FAIL" for found in findings))
 
 
 def _settings(words: Sequence[str]) -> int:
     args = arguments.settings_parser().parse_args(words)
-    print("\n".join(listing(Config, args.section)))
+    say("\n".join(listing(Config, args.section)))
     return 0
 
 
@@ -122,6 +138,7 @@ def _evaluate(words: Sequence[str]) -> int:
     args = arguments.evaluate_parser().parse_args(words)
     chosen = choose_checkpoint(args.config, args.set, args.checkpoint, args.run_dir, args.out)
     config, adapters = chosen.config, chosen.adapters
+    config = run_folder.with_first_date(config, Path(args.run_dir)) if args.run_dir else config
     tokenizer, shape = inputs.load_tokenizer(config), inputs.check_model(config, adapters)
     configs = {name: treated(config, name) for name in args.tools}
     with contextlib.ExitStack() as held:
@@ -178,7 +195,7 @@ def _audit(words: Sequence[str]) -> int:
         counts.update(found[0])
         problems += found[1]
         missing += found[2]
-    print("\n".join([*problems[:50], *missing, summary(counts, problems)]))
+    say("\n".join([*problems[:50], *missing, summary(counts, problems)]))
     return 1 if problems else 0
 
 
@@ -188,7 +205,7 @@ def _report(words: Sequence[str]) -> int:
     args = arguments.report_parser().parse_args(words)
     run_dir = run_folder.existing_run(args.run)
     tokenizer = inputs.load_tokenizer(load_config(run_dir / "config.json"))
-    print(write_report(run_dir, tokenizer, args.out, args.trajectories))
+    say(write_report(run_dir, tokenizer, args.out, args.trajectories))
     return 0
 
 
@@ -196,7 +213,7 @@ def _compare(words: Sequence[str]) -> int:
     from report.compare import compare
 
     args = arguments.compare_parser().parse_args(words)
-    print(compare(Path(args.a), Path(args.b), args.last, args.out))
+    say(compare(Path(args.a), Path(args.b), args.last, args.out))
     return 0
 
 
@@ -218,7 +235,7 @@ def _replay(words: Sequence[str]) -> int:
         model = build_model(weights, config.train.seed, building.device_of(config), adapters)
         again = building.build_again(config, shape, model, chat, tool)
         result = replay.replay(row, again.sample, again.force, lambda ids: str(tokenizer.decode(list(ids))))
-    print("\n".join(result.lines))
+    say("\n".join(result.lines))
     return 0 if result.equal else 1
 
 

@@ -9,6 +9,7 @@ ranks; the learning rate follows the trainer's step counter, not DeepSpeed's (wh
 from __future__ import annotations
 
 import contextlib
+import glob
 import io
 import logging
 import os
@@ -220,6 +221,8 @@ class Policy:
     def _load(self, folder: Path, **options: bool) -> None:
         whole = self.config.lora.rank == 0
         self._engine.checkpoint_engine = EngineFiles(folder)
+        found = type(self._engine)._get_all_ckpt_names  # by glob, in which a path with brackets is a pattern
+        self._engine._get_all_ckpt_names = lambda place, tag: found(self._engine, glob.escape(place), tag)
         path, _ = self._engine.load_checkpoint(str(folder), tag="engine", load_module_strict=whole, **options)
         if path is None:
             raise RuntimeError(f"{folder}: DeepSpeed found no engine state in it")

@@ -90,6 +90,7 @@ class Trainer:
             if self._writer:
                 shown = ("eval_avg_at_k", "eval_avg_low", "eval_avg_high", "eval_cut", "eval_boxless")
                 say("  ".join(["before training", *(f"{name} {figures[name]:.4g}" for name in shown)]))
+        interruption.begin()
         if interruption.ends(gather):
             if self._writer:
                 say("ended before the first step; there is nothing new to save")

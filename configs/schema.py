@@ -61,6 +61,7 @@ class Bounds:
     null: str = ""
     required: str = ""  # of a string: the fix where it is empty
     fix: str = ""  # what an error adds to the range
+    needs: str = ""  # where the setting has an effect, see `configs.effect`; empty: always
 
     def holds(self, value: Any) -> bool:
         if self.required:
@@ -151,7 +152,8 @@ def _allowed(hint: Any, bounds: Bounds) -> str:
     if bounds.zero and not bounds.words.startswith("be 0 ("):
         words.append(f"0 means {bounds.zero}")
     null = [f"or null ({bounds.null})" if bounds.null else "or null"] if type(None) in typing.get_args(hint) else []
-    return ", ".join([" or ".join(options), *words, *null])
+    needs = [f"needs {bounds.needs}"] if bounds.needs else []
+    return ", ".join([" or ".join(options), *words, *null, *needs])
 
 
 def _options(hint: Any) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -134,6 +135,9 @@ def choose_checkpoint(
     chosen: list[str] = []
     if adapters:
         chosen = _on_base(adapters)
+        own = load_config(config or Path(str(run)) / "config.json", overrides).model.path
+        if chosen[:1] == [f"model.path={os.path.abspath(own)}"]:  # named by the adapters from everywhere
+            chosen = chosen[1:]
     elif folder:
         chosen = [f"model.path={folder}", "model.tokenizer_path=", "model.random_weights=false"]
     settings = load_config(config or Path(str(run)) / "config.json", [*chosen, *overrides])

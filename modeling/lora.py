@@ -12,6 +12,7 @@ Left out: an exported model with the adapters merged in.
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,8 +61,11 @@ def save_adapters(model: PreTrainedModel, lora: LoraConfig, folder: Path) -> Non
     import peft
 
     state = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    settings = _settings(model, lora)
+    settings.target_modules = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if hasattr(m, "lora_A")})
+    settings.inference_mode = True  # as peft writes it; what it reads is frozen unless asked otherwise
+    settings.save_pretrained(folder)
     prefixed = {PREFIX + name: value.contiguous() for name, value in state.items()}
-    _settings(model, lora).save_pretrained(folder)
     save_file(prefixed, folder / WEIGHTS, metadata={"format": "pt"})
 
 
@@ -105,9 +109,11 @@ def _enable(layers: list[Any], on: bool) -> None:
 def _settings(model: PreTrainedModel, lora: LoraConfig) -> Any:
     import peft
 
+    base = str(model.name_or_path)
+    base = os.path.abspath(base) if os.path.isdir(base) else base  # or it would be found from one folder alone
     return peft.LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, bias="none", target_modules="all-linear",
-        task_type="CAUSAL_LM", base_model_name_or_path=model.name_or_path,
+        task_type="CAUSAL_LM", base_model_name_or_path=base,
     )  # fmt: skip
 
 

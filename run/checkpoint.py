@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from config import UserError
+from run.files import say, sync_file, sync_folder
 
 CHECKSUMS = "checksums_rank_{}.json"
 
@@ -116,8 +117,9 @@ class CheckpointStore:
             sums = dict(self._policy.save(self._partial)) | copy.result()
         names = _files_of(self._partial, self._rank)
         for path in [self._partial / name for name in names]:
-            _sync(path)
-            _sync(path.parent)
+            sync_file(path)
+        for folder in {(self._partial / name).parent for name in names}:
+            sync_folder(folder)
         sums = {name: sums.get(name) or checksum(self._partial / name) for name in names}
         _write_synced(self._partial / CHECKSUMS.format(self._rank), json.dumps(sums, indent=1) + "\n")
 
@@ -135,17 +137,17 @@ class CheckpointStore:
             raise FileNotFoundError(f"rank {missing[0]} left no checksums")
         final = self._folder / f"step_{self._step}"
         _write_synced(self._partial / "state.json", json.dumps(self._state, indent=1) + "\n")
-        _sync(self._partial)
+        sync_folder(self._partial)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(self._partial, final)
         latest = self._folder / "latest.partial"
         _write_synced(latest, final.name + "\n")
         os.replace(latest, self._folder / "latest")
-        _sync(self._folder)
+        sync_folder(self._folder)
         for old in _removable(self._folder, self._keep):
             failure = _attempt(partial(shutil.rmtree, old))
             if failure:  # open in another program, say; the new one is complete, and an old one does not end a run
-                print(f"{old} could not be removed ({failure})", flush=True)
+                say(f"{old} could not be removed ({failure})")
 
     def _raise_any(self) -> None:
         failures = [f for f in self._gather(self._failure) if f]
@@ -193,10 +195,9 @@ def load(folder: Path, policy: SavablePolicy, rank: int, gather: Callable[[Any],
     else:
         policy.load_weights(folder)
         if rank == 0:
-            print(
+            say(
                 f"resuming on {policy.world_size} ranks from {state['world_size']}: weights and data carry over, "
-                "Adam's moments and the fp32 copies of bf16 weights do not and start anew",
-                flush=True,
+                "Adam's moments and the fp32 copies of bf16 weights do not and start anew"
             )
     return state
 
@@ -261,18 +262,9 @@ def _damaged(folder: Path, rank: int, left_out: tuple[str, ...] = ()) -> list[st
     return [name for name in names if not (folder / name).exists() or checksum(folder / name) != sums[name]]
 
 
-def _sync(path: Path) -> None:
-    """Returns when a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _write_synced(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-    _sync(path)
+    sync_file(path)
 
 
 def _complete(folder: Path) -> list[Path]:

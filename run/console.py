@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import Any
 
-from run.files import say
+from run.files import Lasting, say
 
 SHOWN = (
     "reward", "correct", "loss", "teacher_divergence", "clip_fraction", "entropy", "grad_norm", "mismatch_mean",
@@ -56,12 +56,14 @@ class LiveConsole(PlainConsole):
 
     def __init__(self, steps: int, console: Any = None):
         """console: a rich Console, of standard output by default."""
+        from rich.console import Console
         from rich.live import Live
 
         super().__init__(steps)
         self._rows: deque[dict[str, Any]] = deque(maxlen=LIVE_ROWS)
         self._counts = (0, 0, 0, 0)
         self._started = time.perf_counter()
+        console = console or Console(file=Lasting(sys.stdout))  # type: ignore[arg-type]  # as much of an IO[str] as it uses
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
         self._live.start()
 

@@ -16,9 +16,9 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from configs.schema import UserError
 
@@ -68,7 +68,7 @@ def sole_writer(run_dir: Path) -> Iterator[None]:
                     "name another folder"
                 ) from error
             except OSError as error:
-                if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                if error.errno not in (*_ABSENT, errno.ENOLCK):
                     raise
                 say(f"{path}: no lock ({error.strerror}); see to it that no other run writes into this folder")
             file.truncate(0)
@@ -146,10 +146,91 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def say(text: str) -> None:
-    """Prints a line for people. Raises WriteError where standard output is full (a log on a full disk)."""
+    """Prints a line for people. A console that takes no more (its reader has gone, the disk of a log is full) is
+    dropped, and the run goes on without it: what counts is in files."""
+    _print(text, sys.stdout)
+
+
+def complain(text: str) -> None:
+    """As `say`, on standard error."""
+    _print(text, sys.stderr)
+
+
+def _print(text: str, stream: TextIO) -> None:
     try:
-        with writing("standard output"):
-            print(text, flush=True)
-    except WriteError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail on it once more
-        raise
+        print(text, file=stream, flush=True)
+    except (OSError, ValueError):  # ValueError: closed
+        drop(stream)
+
+
+def drop(stream: TextIO) -> None:
+    """Sends what is written from here on, and what a buffer still holds, nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+class Lasting(io.TextIOBase):
+    """A stream for a library that writes by itself; it outlives its reader as `say` does."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+        self.fileno, self.isatty = stream.fileno, stream.isatty  # type: ignore[method-assign]
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except (OSError, ValueError):
+            drop(self._stream)
+
+
+def open_standard_streams() -> None:
+    """Fills the places of closed standard streams (`>&-`), or the next file that is opened would get the console's
+    number, and with it what is meant for the console."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
+# What a system answers that has no such operation, unlike one that fails in it (EIO, ENOSPC).
+_ABSENT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTTY)
+_said: set[str] = set()
+
+
+def sync_file(path: Path) -> None:
+    """Returns when a file's content is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Returns when the names in a folder are on the disk. Skipped, and said once, where the file system cannot sync
+    folders (some FUSE, CIFS and object-store mounts): a loss of power may then cost the newest names."""
+    try:
+        sync_file(path)
+    except OSError as error:
+        if error.errno not in (*_ABSENT, errno.EBADF, errno.EISDIR, errno.EACCES, errno.EPERM):
+            raise
+        if "folders" not in _said:
+            _said.add("folders")
+            say(f"note: {path}: this file system does not sync folders ({error.strerror}); files are synced")

@@ -56,5 +56,7 @@ launch() {
     if [ -n "${DRY_RUN:-}" ]; then printf '%q ' "${command[@]}"; echo; return; fi
     # Else the one line that says what is wrong would stand above a launcher's traceback.
     if [ "${command[0]}" != python ] && [ "$program" = main.py ]; then refuse_bad_settings "$@"; fi
-    exec "${command[@]}"
+    if [ "${command[0]}" = python ]; then exec "${command[@]}"; fi
+    if [ "$gpus" -gt 1 ]; then export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}; fi # as torchrun would, with a notice
+    exec python -m scripts.forward "${command[@]}"
 }

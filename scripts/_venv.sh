@@ -17,4 +17,5 @@ install() { # requirement files, pinned by requirements/lock.txt
     .venv/bin/python -m pip install --quiet --disable-pip-version-check "${requirements[@]}" -c requirements/lock.txt
     touch "$stamp"
 }
+unset PYTHONSAFEPATH # or the scripts that these start would not find their package
 export PATH="$PWD/.venv/bin:$PATH"

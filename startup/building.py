@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from config import Config, ConfigError
 from startup import inputs
+from startup.launch import require_rank
 from startup.rewards import build_grader, started_reward
 from startup.toolbox import OwnTools, started_own, started_tools
 
@@ -72,7 +73,9 @@ def built(config: Config, progress: Progress | None = None) -> Iterator[Parts]:
     """Builds a run's parts, each refused as early as it can be, and closes tool and reward when the block ends."""
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     inputs.check_batch(config, world_size)
+    require_rank(os.environ)
     tokenizer = inputs.load_tokenizer(config)
+    config = inputs.dated(config, tokenizer)
     with started_own(config) as own:
         chat = inputs.load_chat(config, tokenizer, own.schema)
         teacher_shape = inputs.check_teacher(config, tokenizer)

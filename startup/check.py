@@ -26,7 +26,7 @@ from data import Problem, unmatchable
 from modeling.packed_model import TokenLogprobModule
 from reward import clean, grade_trajectory
 from rollout.records import RolloutRecord, SamplingConfig, StopReason, Work
-from startup import rewards, toolbox
+from startup import neighbours, rewards, toolbox
 from startup.building import Parts
 from startup.forecast import GIGABYTE, Memory
 from update.batch import ResponseTokenBatch
@@ -152,6 +152,8 @@ def _mismatch(parts: Parts, records: Sequence[RolloutRecord]) -> tuple[Finding, 
             share = out.flips.mean().item()
             fix = f"{share:.1%} of the choices of experts differ between the two; set model.router_replay=true"
         return Finding("ratio", "FAIL", f"{text}: {fix}"), seconds
+    for state, words in neighbours.compared(parts, _packed, records):
+        return Finding("ratio", state, f"{text}; {words}"), seconds
     return Finding("ratio", "ok", text), seconds
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from config import Config, ConfigError, ModelConfig
+from configs.paths import places
 from run.files import say
 
-PROJECT = Path(__file__).parents[1]
+OWN_FOLDERS = ("configs", "data", "models", "runs")
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -44,11 +46,29 @@ def load_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def dated(config: Config, tokenizer: PreTrainedTokenizerBase) -> Config:
+    """The config with today's date where the chat template asks for one and none is set: the run's from here on."""
+    from rollout.chat.formats import asks_for_a_date
+
+    model = config.model
+    if model.current_date or not asks_for_a_date(tokenizer) or _family(config) == "gpt_oss":
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(model, current_date=date.today().isoformat()))
+
+
+def _family(config: Config) -> str:
+    """The model type. Raises ConfigError."""
+    from transformers import AutoConfig
+
+    from modeling.loading import shape_source
+
+    return str(from_hub("model.path", shape_source(config.model), AutoConfig).model_type)
+
+
 def _template(name: str) -> str:
-    """The text of a chat template; the project's own are found from any folder. Raises ConfigError."""
-    places = [Path(name), PROJECT / name]
+    """The text of a chat template. Raises ConfigError."""
     try:
-        return next((place for place in places if place.is_file()), places[0]).read_text(encoding="utf-8")
+        return next((place for place in places(name) if place.is_file()), Path(name)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise ConfigError(
@@ -61,15 +81,11 @@ def load_chat(config: Config, tokenizer: PreTrainedTokenizerBase, own: Sequence[
 
     own: schemas of the user's tools, offered where the config has any
     """
-    from transformers import AutoConfig
-
-    from modeling.loading import shape_source
     from rollout.chat.formats import make_chat
     from tools import tool_schema
 
-    family = from_hub("model.path", shape_source(config.model), AutoConfig).model_type
     tools = [*([tool_schema(config.tool)] if config.tool.enabled else []), *(own if config.tool.has_own else ())]
-    return make_chat(family, tokenizer, tools, config.model)
+    return make_chat(_family(config), tokenizer, tools, config.model)
 
 
 def load_data(config: Config, chat: Chat, path: str, once: bool = False) -> TrainingData:
@@ -223,12 +239,18 @@ def _shape(name: str, model: ModelConfig, context_length: int) -> PretrainedConf
     return shape
 
 
+def _may_be_on_the_hub(path: str) -> bool:
+    """Whether to ask the hub for what is no folder; it may take a minute to say no. Our own folders' names are not."""
+    return path.count("/") == 1 and path[0] not in "/.~" and path.partition("/")[0] not in OWN_FOLDERS
+
+
 def from_hub(name: str, path: str, loader: Any) -> Any:
     from transformers import AutoTokenizer
 
-    hub_name, folder = path.count("/") == 1 and path[0] not in "/.~", Path(path).is_dir()
-    if not folder and not hub_name:
-        raise ConfigError(name, path, "is neither a folder nor a hub name of the form organisation/model")
+    folder, tried = Path(path).is_dir(), ", ".join(map(str, places(path)))
+    if not folder and not _may_be_on_the_hub(path):
+        fix = f"is neither a folder nor a hub name of the form organisation/model; tried {tried}"
+        raise ConfigError(name, path, fix)
     if loader is not AutoTokenizer and (Path(path) / "adapter_config.json").exists():
         raise ConfigError(
             name, path, "holds LoRA adapters and no model; score them with main.py evaluate --checkpoint, or merge "
@@ -237,5 +259,5 @@ def from_hub(name: str, path: str, loader: Any) -> Any:
     try:
         return loader.from_pretrained(path)
     except (OSError, ValueError) as error:
-        where = "cannot be loaded" if folder else "is no folder here, and as a hub name cannot be loaded"
+        where = "cannot be loaded" if folder else f"is no folder (tried {tried}), and as a hub name cannot be loaded"
         raise ConfigError(name, path, f"{where}: {str(error).splitlines()[0]}") from error

@@ -6,6 +6,7 @@ refused, with one line, before anything is written.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from config import Config, ConfigError, UserError, with_defaults
+from configs.paths import located
 from configs.schema import CODE, differences, read_json
 from run.files import try_place, write_whole
 from startup.inputs import from_hub, tell
@@ -96,6 +98,15 @@ def keep_code(run_dir: Path, files: Sequence[UserFile]) -> None:
         write_whole(run_dir / CODE / "files.json", json.dumps(hashes, indent=1) + "\n")
 
 
+def with_first_date(config: Config, run_dir: Path) -> Config:
+    """The config with the date that the run's prompts began with, where its chat template asks for one."""
+    path = run_dir / "config.json"
+    first = read_json(path).get("model", {}).get("current_date") if path.is_file() else None
+    if config.model.current_date or not first:
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, current_date=first))
+
+
 def existing_run(name: str) -> Path:
     """The folder of a run that has begun, as the subcommands are given it. Raises UserError."""
     if not (Path(name) / "config.json").is_file():
@@ -120,7 +131,7 @@ def _check_changes(config: Config, run_dir: Path, latest: Path) -> None:
     """Says what differs from the run's settings, and refuses what its checkpoints or its data cursor fix."""
     from update.teacher import TEACHER_MEAN
 
-    changed = differences(with_defaults(read_json(run_dir / "config.json")), json.loads(config.to_json()))
+    changed = differences(located(with_defaults(read_json(run_dir / "config.json"))), json.loads(config.to_json()))
     adapters_alone = (latest / "adapter_config.json").exists()  # no run can start from them
     fix = "set it back, or start a new run " + ("from the base" if adapters_alone else f"with model.path={latest}")
     for name, (before, now) in changed.items():

@@ -129,7 +129,7 @@ def test_no_module_shadows_the_standard_library():
     assert not {name for name in SOURCES if "." not in name} & sys.stdlib_module_names
 
 
-LONGEST = {"config.py": 530}  # lines of a file; config.py declares every setting once
+LONGEST = {"config.py": 610}  # lines of a file; config.py declares every setting once
 
 
 @pytest.mark.parametrize("name", sorted(p.relative_to(ROOT).as_posix() for p in SOURCES.values()))

@@ -59,16 +59,22 @@ def make_chat(model_type: str, tokenizer: PreTrainedTokenizerBase, tools: Tools,
     return CHATS[FAMILIES[model_type].chat](model_type, tokenizer, tools, model)
 
 
+def asks_for_a_date(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether prompts of its chat template would change overnight."""
+    return "strftime_now" in str(tokenizer.chat_template)
+
+
 def _template_chat(model_type: str, tokenizer: PreTrainedTokenizerBase, tools: Tools, model: ModelConfig) -> Chat:
     from rollout.chat.qwen3 import Qwen3Chat
 
+    dated = asks_for_a_date(tokenizer)
     for name in ("reasoning_effort", "current_date"):
         value = getattr(model, name)
-        if value is not None:
+        if value is not None and not (dated and name == "current_date"):
             raise ConfigError(
                 f"model.{name}", value, f"is GPT-OSS's, and does nothing for model type {model_type}; remove it"
             )
-    return Qwen3Chat(tokenizer, tools, model.enable_thinking)
+    return Qwen3Chat(tokenizer, tools, model.enable_thinking, model.current_date)
 
 
 def _harmony_chat(_: str, tokenizer: PreTrainedTokenizerBase, tools: Tools, model: ModelConfig) -> Chat:

@@ -6,12 +6,11 @@ The suffix is the text that the model's own template puts around tool results, l
 so every template that keeps its prefix works; others are refused before anything is sampled. Without tools nothing is
 ever appended, and every template that renders a prompt works.
 
-Invariants: all ids of one suffix come from encoding one string; tool text never becomes a control token (control
-strings in it are broken by a zero-width space, which leaves the visible text as it was, and the control ids of each
-suffix are checked); every id is looked up by token string.
+Invariants: all ids of one suffix come from encoding one string; text of problems, system prompts, hints and tools
+never becomes a control token (control strings in it are broken by a zero-width space, which leaves the visible text as
+it was, and the control ids of each suffix are checked); every id is looked up by token string.
 
-Left out: control strings in the prompt's own messages (they are the user's data), masks and log-probs (suffixes
-have neither). GPT-OSS's harmony format is `rollout.chat.harmony`'s.
+Left out: masks and log-probs (suffixes have neither). GPT-OSS's harmony format is `rollout.chat.harmony`'s.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -34,6 +34,7 @@ _END_OF_TEXT = "<|endoftext|>"
 _ZERO_WIDTH_SPACE = "\u200b"
 _MARKUP = (CALL_OPEN, CALL_CLOSE, "<tool_response>", "</tool_response>", THINK_OPEN, THINK_CLOSE)
 _TAG_SHAPE = re.compile(r"<[^\s<>]+>")
+_CLOCK = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 # The probe's texts. Quotes, backslash, accents, angle brackets and outer blanks show a template that rewrites them.
@@ -64,18 +65,23 @@ class Qwen3Chat:
     tokenizer: a fast Hugging Face tokenizer with a chat template
     tools: function schemas in the OpenAI form; empty: the model is offered none and every call is an error
     enable_thinking: for hybrid templates; False appends the empty think block to every assistant header
+    current_date: YYYY-MM-DD, for templates that ask for a date; None: the clock's
     Raises ChatTemplateError where the template fails the start-up probe.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]] = (), enable_thinking: bool = True
-    ):
+        self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]] = (),
+        enable_thinking: bool = True, current_date: str | None = None,
+    ):  # fmt: skip
         self._tokenizer: Any = tokenizer
         self._tools = [dict(tool) for tool in tools]
         self._enable_thinking = enable_thinking
         self._schemas = ToolSchemas(self._tools)
+        day = date.fromisoformat(current_date) if current_date else None
+        self._template = _dated(str(tokenizer.chat_template), day) if day else None
         self._expected: dict[tuple[_Frame, int], list[int]] = {}
         self._read_control_tokens()
+        self._tools = self._plain(self._tools)
         self._history, self._header = self._probe_prompt()
         self._tool_frame = self._probe_frame(_RESULTS) if self._tools else None
         self._end_of_turn = self._probe_end_of_turn()
@@ -96,7 +102,8 @@ class Qwen3Chat:
 
     def prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The prompt through the first assistant header  # [P]. One rendering, no special tokens added to it."""
-        return self._encode(self._render(messages, open_turn=True))
+        plain = [{key: self._plain(value) for key, value in message.items()} for message in messages]
+        return self._encode(self._render(plain, open_turn=True))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of one sampled turn without its stop token; all other markup stays, opened thinking is shown."""
@@ -155,6 +162,16 @@ class Qwen3Chat:
             self._expected[key] = [i for i in self._encode(frame.text(["x"] * count)) if i in self._control_ids]
         return self._expected[key][1:] if ended else self._expected[key]
 
+    def _plain(self, value: Any) -> Any:
+        """A problem's or a tool's text, in which no control string is left; text without one stays as it is."""
+        if isinstance(value, Mapping):
+            return {key: self._plain(part) for key, part in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._plain(part) for part in value]
+        if not isinstance(value, str) or self._control_ids.isdisjoint(self._encode(value)):
+            return value
+        return self._harmless(value)
+
     def _harmless(self, text: str) -> str:
         """The same visible text in which no control string is left, and no half of a surrogate pair."""
         text = _LONE_SURROGATE.sub("\ufffd", text)
@@ -186,7 +203,7 @@ class Qwen3Chat:
         try:
             return self._tokenizer.apply_chat_template(
                 list(messages), tools=self._tools or None, add_generation_prompt=open_turn, tokenize=False,
-                enable_thinking=self._enable_thinking,
+                enable_thinking=self._enable_thinking, chat_template=self._template,
             )  # fmt: skip
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             roles = ", ".join(message["role"] for message in messages)
@@ -285,6 +302,11 @@ def _require(ok: bool, problem: str) -> None:
             f"chat template: {problem}; use model.chat_template=models/templates/hermes.jinja, another one that only "
             "appends, or tool.enabled=false with rollout.max_turns=1"
         )
+
+
+def _dated(template: str, day: date) -> str:
+    """The template with a date in place of its readings of the clock."""
+    return _CLOCK.sub(lambda call: json.dumps(day.strftime(call[2])), template)
 
 
 def _without_thinking(header: str) -> str:

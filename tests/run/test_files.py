@@ -18,11 +18,13 @@ from config import parse_config
 from evaluation.scores import write_results
 from policy import init_distributed
 from report.page import write_report
+from run import files
 from run.console import PlainConsole
 from run.files import (
     InUseError,
     WriteError,
     append_line,
+    complain,
     require_writable,
     say,
     sole_writer,
@@ -193,19 +195,15 @@ def test_one_ranks_failure_ends_all_and_stops_further_writing():
         other.raise_any()
 
 
-def test_a_log_on_a_full_disk_ends_the_run_with_one_line_and_status_two():
-    with FULL.open("w") as full:
-        words = ["main.py", "--config", "configs/tiny_cpu.json", "--run-dir", "/dev/null/never"]
-        code = f"import sys; sys.argv[1:] = {words[1:]!r}; import main; main._train = lambda *_: main.say('x')"
-        done = subprocess.run(
-            [sys.executable, "-c", f"{code}; sys.exit(main.main())"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr == (
-        "error: standard output: cannot be written (No space left on device); free space or make it writable, then go "
-        "on with --resume\n"
-    )
+@pytest.mark.parametrize("say", [say, complain])
+def test_a_console_that_takes_no_more_is_dropped(say, monkeypatch):
+    for stream in (FULL.open("w"), os.fdopen(os.dup(1), "w")):
+        if stream.name != str(FULL):
+            stream.close()
+        monkeypatch.setattr(sys, "stdout" if say.__name__ == "say" else "stderr", stream)
+        say("words")
+        say("more words")
+        stream.close()  # nothing is left that could not be written
 
 
 def test_say_prints_where_there_is_room(capsys):
@@ -384,3 +382,42 @@ def test_a_damaged_file_of_the_steps_that_stay_is_one_line(
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and f"{name}: " in error and words in error
     assert (run_dir / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_synced_is_said_once_and_trouble_stays_an_error(tmp_path, monkeypatch, capsys):
+    numbers = iter([errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EIO])
+
+    def fsync(descriptor):
+        number = next(numbers)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(files, "_said", set())
+    for _ in range(4):
+        files.sync_folder(tmp_path)
+    assert capsys.readouterr().out.count("does not sync folders (Invalid argument)") == 1
+    with pytest.raises(OSError, match="Input/output error"):
+        files.sync_folder(tmp_path)
+
+
+def test_a_run_whose_folders_cannot_be_synced_saves_and_resumes(tmp_path, monkeypatch, capsys):
+    fsync = os.fsync
+
+    def files_alone(descriptor):
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(descriptor)
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(os, "fsync", files_alone)
+    assert run(tmp_path / "run", "train.steps=1", "train.check=false") == 0
+    assert run(tmp_path / "run", "train.steps=2", "train.check=false", resume=True) == 0
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["exp[1]", "parent [a-b]*?/run ü"])
+def test_a_folder_with_the_characters_of_patterns_is_resumed(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(ROOT)
+    assert run(tmp_path / name, "train.steps=1", "train.check=false") == 0
+    assert run(tmp_path / name, "train.steps=2", "train.check=false", resume=True) == 0
+    assert [row["step"] for row in metrics(tmp_path / name)] == [1, 2]
