@@ -8,7 +8,7 @@ import typing
 
 import pytest
 
-from config import Config, ConfigError, load_config, parse_config
+from config import ANY_TOOL, Config, ConfigError, load_config, parse_config
 from configs.effect import named_settings, require_effect, unmet
 from tests.support.launch import ROOT
 
@@ -31,6 +31,9 @@ UNMET = {
     "rollout.kv_tokens == null": {"rollout": {"kv_tokens": 8192}},
     "rollout.cuda_graphs": {"rollout": {"cuda_graphs": False}},
     "tool.enabled": {"tool": {"enabled": False}, "rollout": {"max_turns": 1}},
+    ANY_TOOL: {"tool": {"enabled": False}, "rollout": {"max_turns": 1}},
+    "tool.functions or reward.function": {},
+    "reward.function": {},
     "loss.importance has mask": {},
     'loss.importance != "off"': {},
     "loss.kl_coef > 0": {},

@@ -24,7 +24,10 @@ def assert_whole(run_dir: Path) -> None:
     assert (run_dir / "checkpoints/step_4/state.json").exists()
 
 
-@pytest.mark.parametrize("console", ["| head -1", ">&-", "> /dev/full", "> /dev/full 2>&1", ">&- 2>&- <&-"])
+SLOW = [pytest.param(console, marks=pytest.mark.slow) for console in (">&-", "> /dev/full", ">&- 2>&- <&-")]
+
+
+@pytest.mark.parametrize("console", ["| head -1", "> /dev/full 2>&1", *SLOW])
 def test_a_console_that_takes_no_more_costs_nothing(tmp_path, console):
     command = f"set -o pipefail; {RUN} --run-dir {tmp_path / 'run'} {console}"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
@@ -45,6 +48,7 @@ def test_ctrl_c_that_ends_the_reader_too_saves_the_step(tmp_path):
     wait_for(lambda: (tmp_path / f"checkpoints/step_{metrics(tmp_path)[-1]['step']}/state.json").exists())
 
 
+@pytest.mark.slow
 def test_a_terminal_that_hangs_up_costs_no_step(tmp_path):
     """The live table's thread and the last line write to a terminal that is gone; SIGHUP saves and ends."""
     ours, theirs = pty.openpty()

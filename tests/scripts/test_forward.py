@@ -61,6 +61,7 @@ def test_usr1_saves_and_goes_on_and_term_saves_and_ends(tmp_path):
     assert not of_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_killed_script_leaves_no_orphans(tmp_path):
     process = script(tmp_path, "train.steps=500", "train.check=false")
     wait_for((tmp_path / "metrics.jsonl").exists, process)
@@ -118,6 +119,7 @@ def ranks_of(process: int) -> list[int]:
     return _ranks(process)
 
 
+@pytest.mark.slow
 def test_nohup_keeps_a_hang_up_away(tmp_path):
     process = script(
         tmp_path, "train.steps=6", "train.check=false", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -48,7 +48,7 @@ def folder(tmp_path):
     raw["model"] |= {"path": str(ROOT / "models/tiny_qwen3"), "tokenizer_path": str(ROOT / "tasks/tiny_calc")}
     raw["data"]["path"] = str(ROOT / raw["data"]["path"])
     raw["rollout"] |= {"trajectories_per_step": 16}
-    raw["tool"] |= {"enabled": False, "functions": ["my_task.py:calc"], "timeout_seconds": 0.3}
+    raw["tool"] = {"enabled": False, "functions": ["my_task.py:calc"], "timeout_seconds": 0.3}
     raw["train"] |= {"steps": 1, "check": False}
     (tmp_path / "task/cfg.json").write_text(json.dumps(raw))
     return tmp_path
