@@ -30,7 +30,7 @@ from configs.schema import (
     Section,
     UserError,
     apply_override,
-    located,
+    located_spec,
     parse_sections,
     read_json,
     require,
@@ -566,9 +566,9 @@ def _locate(raw: dict[str, Any], beside: Path) -> None:
     """Gives the user's files their whole paths, in place; wrong types are for `parse_config` to refuse."""
     tool, reward = raw.get("tool"), raw.get("reward")
     if isinstance(reward, dict) and isinstance(reward.get("function"), str):
-        reward["function"] = located(reward["function"], beside)
+        reward["function"] = located_spec(reward["function"], beside)
     if isinstance(tool, dict) and isinstance(tool.get("functions"), list):
-        tool["functions"] = [located(one, beside) if isinstance(one, str) else one for one in tool["functions"]]
+        tool["functions"] = [located_spec(one, beside) if isinstance(one, str) else one for one in tool["functions"]]
 
 
 def parse_config(raw: dict[str, Any]) -> Config:

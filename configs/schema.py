@@ -116,7 +116,7 @@ class Section:
         require(ok, f"{section}.{name}", getattr(self, name), fix)
 
 
-def located(spec: str, beside: Path) -> str:
+def located_spec(spec: str, beside: Path) -> str:
     """A spec "FILE.py:NAME" with the file's whole path: in `beside`, in the working directory, or, where a run's file
     has moved since, the copy that the run keeps. One that is nowhere stays as it is, for start-up to refuse."""
     file, colon, name = spec.rpartition(":")

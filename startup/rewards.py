@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from config import Config, UserError
-from configs.schema import located
+from configs.schema import located_spec
 from reward import after_thinking, reward_of
 from rollout.records import RolloutRecord
 
@@ -39,7 +39,7 @@ def started_reward(config: Config, beside: Path | None = None) -> Iterator[Score
 
     try:
         scorer = Scorer(
-            located(config.reward.function, beside or Path.cwd()), Path.cwd(),
+            located_spec(config.reward.function, beside or Path.cwd()), Path.cwd(),
             timeout_s=config.reward.timeout_seconds, memory_mb=config.tool.memory_mb,
             max_running=calls_at_once(config.tool),
         )  # fmt: skip

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from config import Config
-from configs.schema import located
+from configs.schema import located_spec
 from startup import inputs
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def started_own(config: Config, wanted: bool = True, beside: Path | None = None)
     with contextlib.ExitStack() as held:
         if config.tool.functions:
             place = beside or Path.cwd()
-            functions = UserTools([located(spec, place) for spec in config.tool.functions], config.tool, place)
+            functions = UserTools([located_spec(spec, place) for spec in config.tool.functions], config.tool, place)
             held.callback(functions.close)
             own.sets.append(functions)
             own.files, own.examples = functions.files, functions.examples

@@ -32,7 +32,7 @@ def to_text(value: object) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Type and message of the tool's own exception, on one line's footing: no traceback, no path of ours."""
+    """Type and message of the tool's own exception, without a traceback or a path of ours."""
     name = type(error).__name__
     try:
         message = str(error)
